@@ -1,0 +1,1 @@
+"""Attention over the logical tile grid (batch.py: which rows read which tiles; tiles.py: reading)."""

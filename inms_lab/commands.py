@@ -1,0 +1,149 @@
+"""How each request enters the books at a step boundary: its events, as a plan. Pure.
+
+Bad input is refused here, with a named exception, before anything is logged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from inms_lab.errors import ContextTooLong, EmptyText, SealedTier, TextTooLarge, TokenOutOfRange
+from inms_lab.events import Commanded, Copied, Event, Registered, Shared
+from inms_lab.ledger import Ledger
+from inms_lab.log import Log
+from inms_lab.outcome import Plan
+from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Place, Policy
+from inms_lab.release import freed
+from inms_lab.request import Request
+from inms_lab.rules import may_write
+from inms_lab.sequence import Sequence
+
+
+def check_tokens(request: Request, vocab_size: int) -> None:
+    """Raises for an empty text or a token id outside the vocabulary."""
+    if request.verb in ("append", "rewrite") and not len(request.tokens):
+        raise EmptyText("the text has no token: pass at least one word")
+    for token in request.tokens:
+        if not 0 <= token < vocab_size:
+            raise TokenOutOfRange(
+                f"token id {token} is not in the vocabulary (0 to {vocab_size - 1}): "
+                "were these tokens made by another model's tokenizer?"
+            )
+
+
+def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context: int) -> Plan:
+    """The plan that takes `request` into the books now. Token ids go into the table."""
+    seq = books.sequences[request.seq_id]
+    events: tuple[Event, ...]
+    if request.verb in ("append", "write"):
+        events = (_text(books, log, policy, request, seq, max_context),)
+    elif request.verb == "rewrite":
+        events = _rewrite(books, log, policy, request, seq, max_context)
+    elif request.verb == "rollback":
+        command = Commanded(seq.seq_id, seq.number + 1, "rollback", count=request.count)
+        events = (command, *freed(seq, request.count, "rolled back"))
+    elif request.verb in ("close", "fail", "expire"):
+        command = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
+        events = (command, *freed(seq, 0, request.verb, policy.forgets_private))
+    elif request.verb == "fork":
+        events = _fork(books, seq)
+    else:
+        events = (Commanded(seq.seq_id, seq.number + 1, request.verb),)
+    return Plan(len(log), events)
+
+
+def place_of(policy: Policy, request: Request, seq: Sequence) -> Place:
+    """Where the request's text goes, behind what the sequence holds already."""
+    if request.tier in (GLOBAL, GROUP) and not request.mount:
+        return policy.place(PRIVATE, seq.name, request.group, seq.label())
+    return policy.place(request.tier, seq.name, request.group, seq.label())
+
+
+def _text(
+    books: Ledger, log: Log, policy: Policy, request: Request, seq: Sequence, max_context: int
+) -> Commanded:
+    place = place_of(policy, request, seq)
+    length = len(request.tokens)
+    total = seq.num_tokens + length + (request.count if request.verb == "write" else 0)
+    _check_room(books, seq, place, total - seq.num_tokens, max_context)
+    offset = request.offset
+    if offset is None:
+        offset, _ = log.add_tokens(request.tokens)
+    command = _command(seq, request.verb, place, offset, length)
+    count = request.count if request.verb == "write" else 0
+    return replace(command, count=count, seal=request.seal, fresh=request.fresh)
+
+
+def _command(seq: Sequence, verb: str, place: Place, offset: int, length: int) -> Commanded:
+    return Commanded(
+        seq.seq_id,
+        seq.number + 1,
+        verb,
+        tier=place.tier,
+        label=tuple(sorted(place.label)),
+        pool_id=place.pool_id,
+        offset=offset,
+        length=length,
+        indexed=place.indexed,
+    )
+
+
+def _check_room(books: Ledger, seq: Sequence, place: Place, more: int, max_context: int) -> None:
+    if seq.num_tokens + more > max_context:
+        raise ContextTooLong(
+            f"{seq.name} would have {seq.num_tokens + more} tokens, the limit is {max_context}: "
+            "shorten the text, roll back, or open the lab with a larger context"
+        )
+    pool = books.pools[place.pool_id]
+    size = pool.block_size
+    held = sum(-(-len(s.tokens) // size) for s in seq.segments if s.pool_id == place.pool_id)
+    if held + -(-more // size) > pool.spec.num_blocks + 1:  # + 1: the text may be packed
+        raise TextTooLarge(
+            f"{more} tokens need {-(-more // size)} blocks, {seq.name} has {held}, and the pool "
+            f"{place.pool_id} has {pool.spec.num_blocks} in all: give the lab a larger pool"
+        )
+
+
+def _rewrite(
+    books: Ledger, log: Log, policy: Policy, request: Request, seq: Sequence, max_context: int
+) -> tuple[Event, ...]:
+    """Replace tokens in the middle: what stands before stays mounted; the block that the edit goes
+    through is copied up to the edit if it belongs to a tier that this holder may only read."""
+    if seq.kind != "agent":
+        raise SealedTier(f"{seq.name} is sealed: preload or publish a new version instead")
+    tokens, start = seq.tokens(), request.start
+    segment = next(s for s in seq.segments if start < s.first_position + len(s.tokens))
+    offset_in = start - segment.first_position
+    inside = offset_in % segment.block_size
+    keep = start if may_write(seq, segment.tier) else start - inside
+    tail = [*tokens[keep:start], *request.tokens, *tokens[start + request.count :]]
+    rollback = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
+    releases = freed(seq, keep, "rewritten")
+    trial = books.overlay()
+    trial.apply(rollback)
+    for release in releases:
+        trial.apply(release)
+    seq = trial.sequences[seq.seq_id]
+    place = policy.place(PRIVATE, seq.name, "", seq.label())
+    _check_room(trial, seq, place, len(tail), max_context)
+    append = _command(seq, "append", place, *log.add_tokens(tail))
+    trial.apply(append)
+    events: tuple[Event, ...] = (rollback, *releases, append)
+    free = trial.pools[place.pool_id].next_free(1)
+    if keep == start or segment.computed < offset_in or not free:
+        return events
+    source = segment.blocks[offset_in // segment.block_size]
+    number = len(trial.sequences[seq.seq_id].segments) - 1
+    there = (segment.pool_id, source, place.pool_id, free[0], inside)
+    return (*events, Copied(seq.seq_id, number, 0, *there))
+
+
+def _fork(books: Ledger, seq: Sequence) -> tuple[Event, ...]:
+    child = max(books.sequences) + 1
+    principal = (seq.kind, seq.name, seq.tenant, tuple(sorted(seq.clearance)), seq.namespace)
+    shared = tuple(
+        Shared(child, number, s.pool_id, tuple(s.blocks), s.computed, "fork")
+        for number, s in enumerate(seq.segments)
+        if s.blocks
+    )
+    return (Registered(child, *principal, seq.seq_id, tuple(sorted(seq.off))), *shared)

@@ -1,0 +1,53 @@
+"""Sizes and budgets of a lab, and the defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inms_lab.errors import BadInput
+
+SMALL_CONTEXT = 2048  # tokens; below it blocks are small
+MIB = 1 << 20
+
+
+def default_block_size(context: int) -> int:
+    """Tokens per block for contexts of `context` tokens: 16 below 2k, 256 from there on."""
+    return 16 if context < SMALL_CONTEXT else 256
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """What a lab is built with. Bytes are KV bytes; each pool reserves its own region."""
+
+    block_size: int = 256  # tokens
+    tile: int = 0  # tokens of one attention tile; 0: a whole block
+    token_budget: int = 512  # tokens computed in one step, at most
+    context: int = 8192  # tokens of one context, at most
+    global_bytes: int = 512 * MIB
+    group_bytes: int = 256 * MIB
+    private_bytes: int = 2048 * MIB
+    debug: bool = False  # audit the books after every event
+
+    def __post_init__(self) -> None:
+        for name in ("block_size", "token_budget", "context"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.tile < 0 or self.block_size % (self.tile or self.block_size):
+            raise BadInput(f"tile {self.tile} does not divide the block size {self.block_size}")
+
+    def tile_size(self) -> int:
+        """Tokens of one attention tile."""
+        return self.tile or self.block_size
+
+    def num_blocks(self, tier: str, bytes_per_token: int) -> int:
+        """Whole blocks that the tier's budget holds (rounded down; none at all is an error)."""
+        budget = {"global": self.global_bytes, "group": self.group_bytes}.get(
+            tier, self.private_bytes
+        )
+        block_bytes = self.block_size * bytes_per_token
+        if budget < block_bytes:
+            raise BadInput(
+                f"the {tier} pool's {budget} bytes do not hold one block of {block_bytes} bytes: "
+                f"give it more, or use smaller blocks"
+            )
+        return budget // block_bytes

@@ -1,0 +1,246 @@
+"""The hot loop: schedule, plan, commit, forward, sample; one step at a time, on one thread.
+
+The engine owns the door and the requests in flight. It decides nothing itself: what to share is
+plan.py's, who gives way is release.py's, how requests enter is commands.py's, what a mode means is
+the policy's. A step that does not finish is aborted as a whole and can be tried again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from threading import Event as Flag
+
+import torch
+
+from inms_lab.cache import KVCache, Tensors
+from inms_lab.commands import check_tokens, entry
+from inms_lab.completion import Done, completed
+from inms_lab.config import Config
+from inms_lab.desk import Desk
+from inms_lab.errors import AgentClosed, InmsError, PoolExhausted, SealedTier
+from inms_lab.events import PoolOpened, Registered, Released
+from inms_lab.fingerprint import Namespace
+from inms_lab.ledger import ENDS
+from inms_lab.model.forward import Forward
+from inms_lab.outcome import Chunk, NoRoom, Outcome, Plan, Refused
+from inms_lab.plan import plan_extend
+from inms_lab.policy import Policy
+from inms_lab.release import aborted, plan_preempt
+from inms_lab.request import Request
+from inms_lab.sample import sample
+from inms_lab.schedule import schedule
+from inms_lab.spans import span_of, wants_logits
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did; `tokens` are (sequence, token) pairs sampled."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    tokens: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chunk with the logits of its last token [vocab] and the token drawn, where wanted."""
+
+    chunk: Chunk
+    logits: torch.Tensor | None
+    token: int | None
+
+
+class Engine:
+    """A model, its tiered cache and the requests of many holders."""
+
+    def __init__(self, model: Forward, store: Tensors, policy: Policy, config: Config) -> None:
+        self.model, self.policy, self.config = model, policy, config
+        self.cache = KVCache(store, config.debug)
+        self.ledger, self.log = self.cache.ledger, self.cache.log
+        self.namespace = Namespace(model=model.digest, tenant="default")
+        self.context = min(config.context, model.max_context)
+        self.desk = Desk()
+        self.cancel = Flag()
+        self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log, for the claim about it
+
+    # holders --------------------------------------------------------------------------------
+
+    def open_pools(self, groups: tuple[str, ...], bytes_per_token: int) -> None:
+        """Open the pools that the policy wants for these groups, those that are not open yet."""
+        for pool_id, tier, label in self.policy.pools(groups):
+            if pool_id not in self.ledger.pools:
+                size, count = self.config.block_size, self.config.num_blocks(tier, bytes_per_token)
+                self.cache.record(PoolOpened(pool_id, tier, "default", size, count, label))
+
+    def register(self, kind: str, name: str, clearance: frozenset[str]) -> int:
+        """A new holder; gives its sequence id."""
+        seq_id = max(self.ledger.sequences, default=-1) + 1
+        who = (seq_id, kind, name, "default", tuple(sorted(clearance)), self.namespace.root())
+        self.cache.record(Registered(*who, off=tuple(sorted(self.policy.off))))
+        return seq_id
+
+    def release(self, seq_id: int, by: str, group: str, offset: int, length: int) -> None:
+        """Log that `by` made this text readable by `group`, as record `seq_id`."""
+        self.cache.record(Released(seq_id, by, group, offset, length))
+
+    def submit(self, request: Request) -> Request:
+        """Queue a request; it enters at the next step boundary, after the holder's earlier ones."""
+        seq = self.ledger.sequences[request.seq_id]
+        if not seq.is_live:
+            raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
+        check_tokens(request, self.model.vocab_size)
+        self.desk.ask(request)
+        return request
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.desk.queues) or bool(schedule(self.ledger))
+
+    # the step -------------------------------------------------------------------------------
+
+    def step(self) -> StepReport | None:
+        """Enter commands, then schedule, plan, commit, forward, sample; None if idle."""
+        started = time.perf_counter()
+        self.enter()
+        chunks = self.plan()
+        planned = time.perf_counter()
+        if not chunks:
+            self.bookkeeping += planned - started
+            return None
+        try:
+            logits = self.forward(chunks)
+            sampled = self.sample(chunks, logits)
+        except BaseException:
+            for event in aborted(self.ledger, chunks, "interrupted"):
+                self.cache.record(event)
+            raise
+        computed = time.perf_counter()
+        self.complete(sampled)
+        finished = time.perf_counter()
+        self.bookkeeping += planned - started + finished - computed
+        self.log.durations[self.ledger.num_steps] = finished - started
+        tokens = tuple((s.chunk.seq_id, s.token) for s in sampled if s.token is not None)
+        return StepReport(self.ledger.num_steps, tuple(chunks), tokens)
+
+    def enter(self) -> None:
+        """Requests whose holder is not busy enter the books, in (sequence, number) order."""
+        for seq_id in sorted(self.desk.queues):
+            while not self._is_busy(seq_id) and (request := self.desk.next(seq_id)) is not None:
+                self._enter(request)
+
+    def _enter(self, request: Request) -> None:
+        seq = self.ledger.sequences[request.seq_id]
+        try:
+            if not seq.is_live:
+                raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
+            plan = entry(self.ledger, self.log, self.policy, request, self.context)
+            self._commit(plan)
+        except InmsError as error:
+            request.future.set_exception(error)
+            return
+        if request.verb in ("append", "write", "logits"):
+            self.desk.start(request, seq)
+            return
+        if request.verb in ENDS:
+            self.desk.drop(seq.seq_id, AgentClosed(f"{seq.name} is {seq.state}"))
+        child = plan.events[0]
+        request.future.set_result(child.seq_id if isinstance(child, Registered) else None)
+
+    def _is_busy(self, seq_id: int) -> bool:
+        seq = self.ledger.sequences[seq_id]
+        return seq.is_live and (seq.to_generate > 0 or seq.wants_logits)
+
+    def plan(self) -> list[Chunk]:
+        """Plan and commit, one sequence after the other, within the token budget."""
+        chunks: list[Chunk] = []
+        stuck: list[NoRoom] = []
+        budget = self.config.token_budget
+        waiting = schedule(self.ledger)
+        for seq_id in waiting:
+            if budget <= 0 or not self.ledger.sequences[seq_id].has_work:
+                continue
+            outcome = self._extend(seq_id, budget, {chunk.seq_id for chunk in chunks})
+            if isinstance(outcome, NoRoom):
+                stuck.append(outcome)  # waits for those that go on, or fails below
+            elif isinstance(outcome, Plan) and outcome.chunk:
+                chunks.append(outcome.chunk)
+                budget -= outcome.chunk.stop - outcome.chunk.start
+        for seq_id in waiting:  # a full hit may have been all that was wanted
+            self.desk.computed(self.ledger.sequences[seq_id])
+        if stuck and not chunks:
+            self._fail(stuck[0])
+        return chunks
+
+    def _extend(self, seq_id: int, budget: int, busy: set[int]) -> Outcome:
+        while True:
+            outcome = plan_extend(self.ledger, len(self.log), seq_id, budget)
+            if isinstance(outcome, Plan):
+                self._commit(outcome)
+            elif isinstance(outcome, NoRoom):
+                plan = plan_preempt(self.ledger, len(self.log), seq_id, outcome.pool_id, busy)
+                if plan is not None:
+                    self._commit(plan)
+                    continue
+            elif isinstance(outcome, Refused):
+                self.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))
+            return outcome
+
+    def _commit(self, plan: Plan) -> None:
+        stale = self.cache.commit(plan)
+        assert stale is None, "one thread owns the ledger"
+
+    def _fail(self, no: NoRoom) -> None:
+        seq = self.ledger.sequences[no.seq_id]
+        text = (
+            f"{seq.name} needs {no.needed} more blocks of {no.pool_id}, {no.available} are free or "
+            "can be evicted and nobody can give way: close agents or give the lab a larger pool"
+        )
+        self.end(no.seq_id, "fail", text, PoolExhausted(text))
+
+    def end(self, seq_id: int, verb: str, cause: str, error: Exception | None = None) -> None:
+        """End a holder now: its private blocks go back, its requests are answered with `error`."""
+        if self.ledger.sequences[seq_id].is_live:
+            request = Request(seq_id, verb, cause=cause)
+            self._commit(entry(self.ledger, self.log, self.policy, request, self.context))
+        name = self.ledger.sequences[seq_id].name
+        self.desk.drop(seq_id, error or AgentClosed(f"{name} has ended: {cause or verb}"))
+
+    def forward(self, chunks: list[Chunk]) -> torch.Tensor:
+        """One forward over all chunks; logits only for those that need them."""
+        tile = self.config.tile_size()
+        spans = [span_of(self.ledger.sequences[c.seq_id], c, tile) for c in chunks]
+        return self.model.forward(spans, self.cache.store, tile, self.cancel)
+
+    def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Sampled]:
+        """The next token of every sequence that generates and whose context is complete."""
+        rows, out = iter(logits), []
+        for chunk in chunks:
+            seq = self.ledger.sequences[chunk.seq_id]
+            row = next(rows) if wants_logits(seq, chunk) else None
+            token = None
+            if row is not None and seq.to_generate:
+                token = sample(row, self.desk.current(seq.seq_id).sampling, seq.num_tokens)
+            out.append(Sampled(chunk, row, token))
+        return out
+
+    def complete(self, sampled: list[Sampled]) -> None:
+        """The step becomes fact: tokens, `Stepped`, `Published`; then requests are answered."""
+        done = [self._done(s) for s in sampled]
+        offset, _ = self.log.add_tokens(s.token for s in sampled if s.token is not None)
+        for event in completed(self.ledger, offset, done):
+            self.cache.record(event)
+        for s, d in zip(sampled, done, strict=True):
+            if s.token is not None:
+                self.desk.token(s.chunk.seq_id, s.token, d.over)
+            elif s.logits is not None:
+                self.desk.logits(s.chunk.seq_id, s.logits.clone())
+            self.desk.computed(self.ledger.sequences[s.chunk.seq_id])
+
+    def _done(self, s: Sampled) -> Done:
+        if s.token is None:
+            return Done(s.chunk, 0, s.logits is not None)
+        last = self.ledger.sequences[s.chunk.seq_id].to_generate == 1
+        stop = self.desk.current(s.chunk.seq_id).stop_tokens
+        return Done(s.chunk, 1, last or s.token in stop)

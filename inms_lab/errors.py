@@ -1,0 +1,91 @@
+"""Every way in which the lab says no to its caller: one named exception each, with what to do next.
+
+Not here: the ordinary noes of a running system (`NoRoom`, `Refused`, `Stale`, `Deferred`), which are
+values that a plan returns, and `assert`, which is for faults of our own.
+"""
+
+from __future__ import annotations
+
+
+class InmsError(Exception):
+    """Base of all of the lab's exceptions; the message says what was wrong and what to do."""
+
+
+class BadInput(InmsError, ValueError):
+    """The caller passed something that cannot be used."""
+
+
+class EmptyText(BadInput):
+    """A text without a single token."""
+
+
+class TokenOutOfRange(BadInput):
+    """A token id that the model's vocabulary does not have."""
+
+
+class ContextTooLong(BadInput):
+    """A context longer than the model's limit."""
+
+
+class TextTooLarge(BadInput):
+    """A text that would not fit its pool even if the pool were empty."""
+
+
+class UnknownGroup(BadInput):
+    """A group, agent or record that this lab does not have."""
+
+
+class NotAMember(BadInput):
+    """An agent asked for a group's records without belonging to the group."""
+
+
+class SealedTier(BadInput):
+    """A write to a tier that the writer may only read."""
+
+
+class AgentClosed(InmsError, RuntimeError):
+    """An agent was used after it ended."""
+
+
+class LabClosed(InmsError, RuntimeError):
+    """A lab was used after `close()`."""
+
+
+class PoolExhausted(InmsError, MemoryError):
+    """No block can be had for an agent, and no preemption can help it."""
+
+
+class StepInterrupted(InmsError):
+    """A step was stopped half-way; its blocks are back in their pools and the lab is usable."""
+
+
+class PlanInvalid(InmsError):
+    """A plan, perhaps an edited one, breaks a rule of the door; nothing was applied."""
+
+
+class IllegalMove(InmsError):
+    """A lifecycle move that the state machine does not have."""
+
+
+class LedgerViolation(InmsError):
+    """The books do not balance; the message carries the last events."""
+
+
+class LogUnreadable(InmsError):
+    """A log file of an unknown version, or one that is cut short or damaged."""
+
+
+class ModelNotFound(InmsError, FileNotFoundError):
+    """No model under this name or path."""
+
+
+class ModelCorrupted(InmsError):
+    """A model file whose content is not what it should be."""
+
+
+class ModelRefused(InmsError):
+    """A model that the admission experiments turned down; the message names the reason."""
+
+
+class CacheNotWritable(InmsError, PermissionError):
+    """The folder for converted models cannot be written."""

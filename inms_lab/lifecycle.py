@@ -1,0 +1,47 @@
+"""The states of a holder (a sequence, a sealed prompt, a published record) and the moves between.
+
+    registered -> prefilling -> ready <-> decoding -> finished | failed | expired -> reclaimed
+
+registered   known, no token to compute
+prefilling   tokens wait for their KV; also where a preempted sequence goes back to
+ready        every token has its KV; nothing is asked for
+decoding     every token but the newest has its KV; new tokens are being generated
+finished     ended by its owner         failed   ended by an error
+expired      ended by the lab           reclaimed   its blocks are back in their pools
+"""
+
+from __future__ import annotations
+
+from inms_lab.errors import IllegalMove
+
+REGISTERED, PREFILLING, READY, DECODING = "registered", "prefilling", "ready", "decoding"
+FINISHED, FAILED, EXPIRED, RECLAIMED = "finished", "failed", "expired", "reclaimed"
+
+LIVE = frozenset((REGISTERED, PREFILLING, READY, DECODING))
+ENDED = frozenset((FINISHED, FAILED, EXPIRED))
+
+MOVES: dict[str, frozenset[str]] = {
+    REGISTERED: frozenset((PREFILLING, DECODING)) | ENDED,  # decoding: one opening token to go on
+    PREFILLING: frozenset((READY, DECODING, REGISTERED)) | ENDED,  # registered: rolled back to none
+    READY: frozenset((PREFILLING, DECODING, REGISTERED)) | ENDED,  # prefilling: text, or preempted
+    DECODING: frozenset((PREFILLING, READY, REGISTERED)) | ENDED,  # prefilling: preempted
+    FINISHED: frozenset((RECLAIMED,)),
+    FAILED: frozenset((RECLAIMED,)),
+    EXPIRED: frozenset((RECLAIMED,)),
+    RECLAIMED: frozenset(),
+}
+
+
+def check_move(old: str, new: str) -> None:
+    """Raises `IllegalMove` unless `old -> new` is a move of the state machine (or no move)."""
+    if old != new and new not in MOVES[old]:
+        raise IllegalMove(f"a holder that is {old} cannot become {new}")
+
+
+def state_of(num_tokens: int, num_computed: int, to_generate: int) -> str:
+    """The state of a live holder, from the counts alone."""
+    if num_tokens == 0:
+        return REGISTERED
+    if to_generate and num_tokens - num_computed <= 1:
+        return DECODING
+    return READY if num_tokens == num_computed else PREFILLING

@@ -1,0 +1,146 @@
+"""A transformers model behind one attention function: packed tokens in, logits of chosen rows out.
+
+Attention reaches `Batch.attend` through transformers' public interface (`AttentionInterface`), the
+batch passed as a keyword argument through the model's own forward. Not here: which models may be
+used (admission.py), where they come from (source.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from inms_lab.attention.batch import Batch, Span, build
+from inms_lab.errors import ModelRefused
+from inms_lab.store import KVStore
+
+ATTENTION = "inms"
+IGNORED = frozenset(  # keywords that change nothing about attention over an explicit batch
+    ("position_ids", "use_cache", "cache", "cache_position", "is_causal", "output_attentions")
+)
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    inms_batch: Batch | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention call: query [1, H, T, D], key and value [1, K, T, D]."""
+    if inms_batch is None:
+        raise ModelRefused("its attention drops the keyword that carries the batch")
+    unknown = [n for n, x in kwargs.items() if x is not None and n not in IGNORED]
+    if unknown or attention_mask is not None or dropout:
+        name = unknown[0] if unknown else "attention_mask" if dropout == 0.0 else "dropout"
+        raise ModelRefused(f"its attention needs `{name}`, which the tile grid does not implement")
+    if key.shape[-1] != value.shape[-1]:
+        raise ModelRefused("its keys and values have different head sizes")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return inms_batch.attend(layer, q, k, v, scale).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What decides the size of the KV of one token."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+class Runner:
+    """A loaded model: `forward(spans, store)` and a store of the right shape."""
+
+    def __init__(self, model: PreTrainedModel, name: str, digest: str) -> None:
+        AttentionInterface.register(ATTENTION, attend)
+        self.model, self.name, self.digest = model.eval(), name, digest
+        self.model.set_attn_implementation(ATTENTION)
+        self.config = model.config.get_text_config()
+        heads = self.config.num_attention_heads
+        self.geometry = Geometry(
+            num_layers=self.config.num_hidden_layers,
+            num_heads=heads,
+            num_kv_heads=getattr(self.config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(self.config, "head_dim", None) or self.config.hidden_size // heads,
+        )
+        self.vocab_size = int(self.config.vocab_size)
+        self.max_context = int(self.config.max_position_embeddings)
+        self.row_multiple = 16  # confirmed or raised by the probe of the admission
+        self.bitwise = False  # set by the admission
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The weights' element type, and the KV's."""
+        return self.model.dtype
+
+    def new_store(self) -> KVStore:
+        """An empty KV store for this model."""
+        g = self.geometry
+        return KVStore(g.num_layers, g.num_kv_heads, g.head_dim, self.dtype, self.device)
+
+    @torch.inference_mode()
+    def forward(
+        self, spans: Sequence[Span], store: KVStore, tile: int, cancel: Event | None = None
+    ) -> torch.Tensor:
+        """Compute these spans; logits [spans that want them, vocab] in float32, in their order.
+
+        A set `cancel` stops between two layers with `StepInterrupted`.
+        """
+        batch = build(spans, store, tile, self.geometry.num_heads, self.row_multiple)
+        batch.cancel = cancel
+        self.run(batch)
+        wanted = sum(span.wants_logits for span in spans)
+        return self.last_logits[:wanted].float()
+
+    def run(self, batch: Batch) -> None:
+        """One forward of the whole model under our attention; the logits stay in `last_logits`."""
+        out = self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            inms_batch=batch,
+        )
+        self.last_logits = out.logits[0]
+
+    @torch.inference_mode()
+    def dense(self, tokens: Sequence[int]) -> torch.Tensor:
+        """The slower truth: stock transformers over one whole context; logits [T, vocab]."""
+        self.model.set_attn_implementation("sdpa")
+        try:
+            ids = torch.tensor([list(tokens)], device=self.device)
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self.model.set_attn_implementation(ATTENTION)
+
+
+def load_model(folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The causal language model in `folder`, its weights mapped where that is possible."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+    )
+    return model.to(device)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in `folder`."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

@@ -1,0 +1,81 @@
+"""Overlays: a dict seen through a sheet of changes, so that a plan can be tried on real books.
+
+`Layered` is one mapping over another; nothing written through it reaches the base, and the order of
+iteration is the base's (without what was removed), then the additions. `Touched` holds owners
+(pools, sequences) and replaces each by its own overlay when it is first asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any, Generic, Protocol, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+_GONE: Any = object()
+
+
+class Layered(MutableMapping[K, V]):
+    """A mapping over `base` whose writes stay in the overlay."""
+
+    def __init__(self, base: Mapping[K, V]) -> None:
+        self._base = base
+        self._removed: set[K] = set()
+        self._added: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        value = self._added.get(key, _GONE)
+        if value is not _GONE:
+            return value
+        if key in self._removed:
+            raise KeyError(key)
+        return self._base[key]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        if key in self._base:
+            self._removed.add(key)
+        self._added[key] = value
+
+    def __delitem__(self, key: K) -> None:
+        if key in self._added:
+            del self._added[key]
+        elif key in self._removed or key not in self._base:
+            raise KeyError(key)
+        if key in self._base:
+            self._removed.add(key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._added or (key not in self._removed and key in self._base)
+
+    def __iter__(self) -> Iterator[K]:
+        yield from (k for k in self._base if k not in self._removed)
+        yield from self._added
+
+    def __len__(self) -> int:
+        return len(self._base) - len(self._removed) + len(self._added)
+
+
+class Overlaid(Protocol):
+    """An owner that can make an overlay of itself."""
+
+    def overlay(self) -> Any:
+        """A copy whose changes do not reach the original."""
+
+
+O = TypeVar("O", bound=Overlaid)
+
+
+class Touched(dict[Any, O], Generic[O]):
+    """A dict of owners over `base`; each is overlaid on first use."""
+
+    def __init__(self, base: Mapping[Any, O]) -> None:
+        super().__init__()
+        self._base = base
+
+    def __missing__(self, key: Any) -> O:
+        value: O = self._base[key].overlay()
+        self[key] = value
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(key) or key in self._base

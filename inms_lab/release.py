@@ -1,0 +1,71 @@
+"""Plans that let blocks go: rollback, preemption, the end of a holder, an aborted step. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+from inms_lab.events import Aborted, Event, Freed
+from inms_lab.ledger import Ledger
+from inms_lab.outcome import Chunk, Plan
+from inms_lab.sequence import READ_ONLY, Sequence
+
+
+def freed(seq: Sequence, keep: int, cause: str, forget: bool = False) -> tuple[Freed, ...]:
+    """Let go of every slot from position `keep` on, last segment first, last block first."""
+    out = []
+    for number in range(len(seq.segments) - 1, -1, -1):
+        segment = seq.segments[number]
+        length = max(0, min(segment.length, keep - segment.first_position))
+        if length < segment.length:
+            blocks = tuple(segment.blocks[-(-length // segment.block_size) :][::-1])
+            forgets = forget and segment.tier not in READ_ONLY
+            where = (seq.seq_id, number, segment.pool_id)
+            out.append(Freed(*where, blocks, length, cause, forgets))
+    return tuple(out)
+
+
+def plan_preempt(
+    books: Ledger, at: int, seq_id: int, pool_id: str, busy: Set[int] = frozenset()
+) -> Plan | None:
+    """Make somebody give up KV in `pool_id` so that `seq_id` can go on; None: nobody may be asked.
+
+    Order of victims: agents without work, then working agents that registered after `seq_id`;
+    among equals the one that registered last; never one that is `busy` in this step. Tokens are
+    kept and computed again when needed.
+    """
+    victims = [
+        seq
+        for seq in books.sequences.values()
+        if seq.kind == "agent"
+        and seq.is_live
+        and seq.seq_id != seq_id
+        and seq.seq_id not in busy
+        and (not seq.has_work or seq.seq_id > seq_id)
+        and _first_in(seq, pool_id) is not None
+    ]
+    if not victims:
+        return None
+    victim = max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))
+    keep = _first_in(victim, pool_id)
+    assert keep is not None
+    return Plan(at, freed(victim, keep, "preempted"))
+
+
+def _first_in(seq: Sequence, pool_id: str) -> int | None:
+    own = (s for s in seq.segments if s.pool_id == pool_id and s.blocks and s.tier not in READ_ONLY)
+    first = next(own, None)
+    return None if first is None else first.first_position
+
+
+def aborted(books: Ledger, chunks: list[Chunk], cause: str) -> tuple[Event, ...]:
+    """A step did not finish: every slot that it was going to write goes back."""
+    out: list[Event] = []
+    for chunk in chunks:
+        seq = books.sequences[chunk.seq_id]
+        for number in range(len(seq.segments) - 1, -1, -1):
+            segment = seq.segments[number]
+            if segment.length > segment.computed:
+                blocks = tuple(segment.blocks[-(-segment.computed // segment.block_size) :][::-1])
+                where = (seq.seq_id, number, segment.pool_id)
+                out.append(Aborted(*where, blocks, segment.computed, cause))
+    return tuple(out)

@@ -1,0 +1,162 @@
+"""A holder and its block table: an agent's context, a sealed prompt or a published record."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from inms_lab import lifecycle
+from inms_lab.events import Commanded, Registered
+from inms_lab.fingerprint import label_bytes
+from inms_lab.label import Label
+from inms_lab.segment import Segment
+
+READ_ONLY = ("global", "group")  # tiers that only a prompt's or a record's holder writes
+
+
+class Sequence:
+    """A holder with a table: an agent's context, a sealed prompt or a published record."""
+
+    def __init__(self, event: Registered) -> None:
+        self.seq_id = event.seq_id
+        self.kind = event.kind
+        self.name = event.name
+        self.tenant = event.tenant
+        self.clearance: Label = frozenset(event.clearance)
+        self.namespace = event.namespace
+        self.parent_id = event.parent_id
+        self.off = frozenset(event.off)
+        self.segments: list[Segment] = []
+        self.state = lifecycle.REGISTERED
+        self.number = 0  # of the last command
+        self.to_generate = 0
+        self.wants_logits = False
+
+    def overlay(self) -> Sequence:
+        """A copy whose changes do not reach this one."""
+        over = object.__new__(Sequence)
+        over.__dict__.update(self.__dict__)
+        over.segments = [segment.copy() for segment in self.segments]
+        return over
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens."""
+        return sum(len(segment.tokens) for segment in self.segments)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens whose KV is written."""
+        return sum(segment.computed for segment in self.segments)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has not ended."""
+        return self.state in lifecycle.LIVE
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step could do something for it."""
+        return self.is_live and (
+            self.to_generate > 0 or self.wants_logits or self.num_computed < self.num_tokens
+        )
+
+    def label(self) -> Label:
+        """The join of everything in its context."""
+        return frozenset(self.segments[-1].label) if self.segments else frozenset()
+
+    def end(self) -> bytes:
+        """Digest of the whole context: the parent of whatever segment comes next."""
+        return self.segments[-1].end() if self.segments else self.namespace
+
+    def append(self, event: Commanded, tokens: array[int], block_size: int) -> None:
+        """Put `tokens` at the end: into the open last segment if it is of the same kind."""
+        last = self.segments[-1] if self.segments else None
+        where = (event.pool_id, event.tier, event.label, event.indexed)
+        if last is None or event.fresh or not last.open or where != last.where:
+            root, first = self.end(), self.num_tokens
+            if last is not None:
+                last.open = False
+            label = event.label if "label" not in self.off else ()
+            last = Segment(
+                pool_id=event.pool_id,
+                tier=event.tier,
+                label=event.label,
+                block_size=block_size,
+                first_position=first,
+                root=root,
+                key_label=label_bytes(label),
+                open=True,
+                indexed=event.indexed,
+                chained="position" not in self.off,
+            )
+            self.segments.append(last)
+        last.tokens.extend(tokens)
+        last.open = not event.seal
+
+    def rollback(self, count: int) -> list[tuple[str, int]]:
+        """Keep the first `count` tokens; gives the (pool, block) that the cut goes through.
+
+        The owner may go on writing where its own text now ends.
+        """
+        through = []
+        for segment in self.segments:
+            keep = max(0, min(len(segment.tokens), count - segment.first_position))
+            if keep == len(segment.tokens):
+                continue
+            segment.truncate(keep)
+            segment.open = segment.tier not in READ_ONLY
+            if keep % segment.block_size and keep < segment.length:
+                through.append((segment.pool_id, segment.blocks[keep // segment.block_size]))
+        self.trim()
+        return through
+
+    def take_text(self, parent: Sequence) -> None:
+        """A fork knows its parent's tokens; the blocks are mounted by `Shared`."""
+        self.segments = [segment.copy() for segment in parent.segments]
+        for segment in self.segments:
+            segment.blocks, segment.length, segment.computed = [], 0, 0
+        self.move()
+
+    def wrote(self, count: int) -> None:
+        """The next `count` slots have their KV."""
+        for segment in self.segments:
+            step = min(count, segment.room)
+            segment.computed += step
+            segment.length = max(segment.length, segment.computed)
+            count -= step
+
+    def tokens(self) -> array[int]:
+        """All token ids, in order."""
+        out = array("i")
+        for segment in self.segments:
+            out.extend(segment.tokens)
+        return out
+
+    def trim(self) -> None:
+        """Drop last segments that have neither tokens nor blocks."""
+        while self.segments and not self.segments[-1].tokens and not self.segments[-1].blocks:
+            self.segments.pop()
+
+    def move(self, state: str | None = None) -> None:
+        """Go to `state`, or to the live state that the counts give."""
+        if state is None:
+            if not self.is_live:
+                return
+            state = lifecycle.state_of(self.num_tokens, self.num_computed, self.to_generate)
+        lifecycle.check_move(self.state, state)
+        self.state = state
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain data; two holders are equal exactly if these are."""
+        plain = {k: v for k, v in self.__dict__.items() if k != "segments"}
+        names = [n for n in Segment.__slots__ if n != "keys"]
+        return {**plain, "segments": [{n: getattr(s, n) for n in names} for s in self.segments]}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Sequence:
+        """The holder with this `snapshot()`."""
+        sequence = object.__new__(cls)
+        sequence.__dict__.update({k: v for k, v in state.items() if k != "segments"})
+        sequence.segments = [Segment(**s).copy() for s in state["segments"]]
+        return sequence

@@ -1,0 +1,97 @@
+"""Where KV lives: per pool one region [2, layers, K, slots, D], keys and values, never moved.
+
+A layer's keys are [K, slots, D], so tiles and runs of neighbouring tiles are views. Memory is
+reserved when a pool opens and zero; the operating system gives pages as they are first written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+
+class KVStore:
+    """Regions by pool id."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.shape = (2, num_layers, num_kv_heads, head_dim)
+        self.dtype, self.device = dtype, torch.device(device)
+        self.regions: dict[str, torch.Tensor] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token, all layers: 2 x layers x kv heads x head dim x element size."""
+        two, layers, heads, dim = self.shape
+        return two * layers * heads * dim * self.dtype.itemsize
+
+    def open(self, pool_id: str, num_slots: int) -> None:
+        """Reserve a region of `num_slots` slots."""
+        two, layers, heads, dim = self.shape
+        shape = (two, layers, heads, num_slots, dim)
+        self.regions[pool_id] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def layer(self, pool_id: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of one layer, each [K, slots, D]."""
+        region = self.regions[pool_id]
+        return region[0, layer], region[1, layer]
+
+    def write(
+        self,
+        pool_id: str,
+        layer: int,
+        slots: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        """Put `key` and `value`, each [K, T, D], into `slots` [T]."""
+        keys, values = self.layer(pool_id, layer)
+        keys.index_copy_(1, slots, key.to(self.dtype))
+        values.index_copy_(1, slots, value.to(self.dtype))
+
+    def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
+        """Zero the slots of these blocks."""
+        for first, count in runs(blocks):
+            self.regions[pool_id][
+                :, :, :, first * block_size : (first + count) * block_size
+            ].zero_()
+
+    def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
+        """Copy `num_slots` slots between (pool id, first slot) places."""
+        (src_pool, src), (dst_pool, dst) = source, target
+        from_region, to_region = self.regions[src_pool], self.regions[dst_pool]
+        to_region[:, :, :, dst : dst + num_slots] = from_region[:, :, :, src : src + num_slots]
+
+
+class NoStore:
+    """The store of a dry run: bookkeeping without tensors."""
+
+    def __init__(self, bytes_per_token: int) -> None:
+        self.bytes_per_token = bytes_per_token
+
+    def open(self, pool_id: str, num_slots: int) -> None:
+        """Nothing to reserve."""
+
+    def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
+        """Nothing to clear."""
+
+    def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
+        """Nothing to copy."""
+
+
+def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:
+    """Neighbouring blocks as (first, count)."""
+    out: list[tuple[int, int]] = []
+    for block in blocks:
+        if out and sum(out[-1]) == block:
+            out[-1] = (out[-1][0], out[-1][1] + 1)
+        else:
+            out.append((block, 1))
+    return out
