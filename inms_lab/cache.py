@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 class Tensors(Protocol):
     """What the door asks of the store (a dry run has one that does nothing)."""
 
+    @property
+    def bytes_per_token(self) -> int:
+        """KV bytes of one token over all layers."""
+
     def open(self, pool_id: str, num_slots: int) -> None:
         """Reserve a region of `num_slots` slots."""
 

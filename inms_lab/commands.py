@@ -12,7 +12,7 @@ from inms_lab.events import Commanded, Copied, Event, Registered, Shared
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan
-from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Place, Policy
+from inms_lab.policy import PRIVATE, Place, Policy
 from inms_lab.release import freed
 from inms_lab.request import Request
 from inms_lab.rules import may_write
@@ -52,17 +52,20 @@ def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context
     return Plan(len(log), events)
 
 
-def place_of(policy: Policy, request: Request, seq: Sequence) -> Place:
+def place_of(books: Ledger, policy: Policy, request: Request, seq: Sequence) -> Place:
     """Where the request's text goes, behind what the sequence holds already."""
-    if request.tier in (GLOBAL, GROUP) and not request.mount:
-        return policy.place(PRIVATE, seq.name, request.group, seq.label())
-    return policy.place(request.tier, seq.name, request.group, seq.label())
+    tier = request.tier
+    if request.record >= 0:
+        encoded = books.sequences[request.record].segments
+        if not encoded or encoded[-1].root != seq.end():
+            tier = PRIVATE  # it was encoded behind another context: computed again, for one reader
+    return policy.place(tier, seq.name, request.group, seq.label())
 
 
 def _text(
     books: Ledger, log: Log, policy: Policy, request: Request, seq: Sequence, max_context: int
 ) -> Commanded:
-    place = place_of(policy, request, seq)
+    place = place_of(books, policy, request, seq)
     length = len(request.tokens)
     total = seq.num_tokens + length + (request.count if request.verb == "write" else 0)
     _check_room(books, seq, place, total - seq.num_tokens, max_context)

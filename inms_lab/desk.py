@@ -62,7 +62,8 @@ class Desk:
     def computed(self, seq: Sequence) -> None:
         """Texts of this holder whose KV is complete are answered."""
         for request in list(self.running.get(seq.seq_id, ())):
-            if request.verb == "append" and seq.num_computed >= request.target:
+            target = min(request.target, seq.wanted)  # less, after a rollback
+            if request.verb == "append" and seq.num_computed >= target:
                 self._finish(request, request.target)
 
     def drop(self, seq_id: int, error: Exception) -> None:

@@ -8,6 +8,7 @@ the policy's. A step that does not finish is aborted as a whole and can be tried
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Event as Flag
 
@@ -19,7 +20,7 @@ from inms_lab.completion import Done, completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
 from inms_lab.errors import AgentClosed, InmsError, PoolExhausted, SealedTier
-from inms_lab.events import PoolOpened, Registered, Released
+from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.ledger import ENDS
 from inms_lab.model.forward import Forward
@@ -62,7 +63,8 @@ class Engine:
         self.context = min(config.context, model.max_context)
         self.desk = Desk()
         self.cancel = Flag()
-        self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log, for the claim about it
+        self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
+        self.num_computed = 0  # tokens that went through the model
 
     # holders --------------------------------------------------------------------------------
 
@@ -80,10 +82,6 @@ class Engine:
         self.cache.record(Registered(*who, off=tuple(sorted(self.policy.off))))
         return seq_id
 
-    def release(self, seq_id: int, by: str, group: str, offset: int, length: int) -> None:
-        """Log that `by` made this text readable by `group`, as record `seq_id`."""
-        self.cache.record(Released(seq_id, by, group, offset, length))
-
     def submit(self, request: Request) -> Request:
         """Queue a request; it enters at the next step boundary, after the holder's earlier ones."""
         seq = self.ledger.sequences[request.seq_id]
@@ -92,6 +90,10 @@ class Engine:
         check_tokens(request, self.model.vocab_size)
         self.desk.ask(request)
         return request
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raises for a text without tokens or with ids that the model does not know."""
+        check_tokens(Request(-1, "append", tokens), self.model.vocab_size)
 
     @property
     def has_work(self) -> bool:
@@ -117,6 +119,7 @@ class Engine:
                 self.cache.record(event)
             raise
         computed = time.perf_counter()
+        self.num_computed += sum(chunk.stop - chunk.start for chunk in chunks)
         self.complete(sampled)
         finished = time.perf_counter()
         self.bookkeeping += planned - started + finished - computed
@@ -186,6 +189,15 @@ class Engine:
             elif isinstance(outcome, Refused):
                 self.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))
             return outcome
+
+    def stop_all(self, error: Exception) -> None:
+        """Nobody generates any longer; every request is answered with `error`, nobody ends."""
+        for seq in list(self.ledger.sequences.values()):
+            if seq.is_live and (seq.to_generate or seq.wants_logits):
+                self._commit(
+                    entry(self.ledger, self.log, self.policy, Request(seq.seq_id, "stop"), 0)
+                )
+            self.desk.drop(seq.seq_id, error)
 
     def _commit(self, plan: Plan) -> None:
         stale = self.cache.commit(plan)

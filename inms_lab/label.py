@@ -3,7 +3,7 @@
 A label is the set of principals whose non-public text was in the context when a block was computed:
 the empty set is public (the global tier), `{"group:checkout"}` is a team's, `{"group:checkout",
 "agent:backend"}` is private text behind a team's. A reader's clearance is a set of the same kind.
-Source: information-flow control by decentralised labels (Myers and Liskov 1997), reduced to secrecy.
+Source: decentralised labels for information flow (Myers and Liskov 1997), reduced to secrecy.
 """
 
 from __future__ import annotations

@@ -83,6 +83,7 @@ class Ledger:
                 self.pools[pool_id].withdraw(block)
         if e.verb in ("write", "rollback", "stop"):
             seq.to_generate = e.count if e.verb == "write" else 0
+            seq.wants_logits = False
         elif e.verb == "logits":
             seq.wants_logits = True
         seq.move()
@@ -123,10 +124,13 @@ class Ledger:
 
     def _let_go(self, e: Freed | Aborted) -> None:
         seq, pool = self.sequences[e.seq_id], self.pools[e.pool_id]
+        idle = not seq.has_work
         for block in e.blocks:
             pool.release(block, forget=isinstance(e, Freed) and e.forget)
         seq.segments[e.segment].unmount(len(e.blocks), e.length)
         if seq.is_live:
+            if idle:  # what an idle holder loses is computed again when it is next asked
+                seq.wanted = min(seq.wanted, seq.num_computed)
             seq.trim()
             seq.move()
         else:

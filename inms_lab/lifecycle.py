@@ -2,9 +2,9 @@
 
     registered -> prefilling -> ready <-> decoding -> finished | failed | expired -> reclaimed
 
-registered   known, no token to compute
-prefilling   tokens wait for their KV; also where a preempted sequence goes back to
-ready        every token has its KV; nothing is asked for
+registered   known, without a token
+prefilling   tokens that somebody asked for wait for their KV; preempted work comes back here
+ready        nothing is asked for (KV that an idle holder lost comes back when it is next asked)
 decoding     every token but the newest has its KV; new tokens are being generated
 finished     ended by its owner         failed   ended by an error
 expired      ended by the lab           reclaimed   its blocks are back in their pools
@@ -38,10 +38,10 @@ def check_move(old: str, new: str) -> None:
         raise IllegalMove(f"a holder that is {old} cannot become {new}")
 
 
-def state_of(num_tokens: int, num_computed: int, to_generate: int) -> str:
+def state_of(num_tokens: int, num_computed: int, wanted: int, to_generate: int) -> str:
     """The state of a live holder, from the counts alone."""
     if num_tokens == 0:
         return REGISTERED
-    if to_generate and num_tokens - num_computed <= 1:
-        return DECODING
-    return READY if num_tokens == num_computed else PREFILLING
+    if to_generate:
+        return DECODING if num_tokens - num_computed <= 1 else PREFILLING
+    return PREFILLING if num_computed < wanted else READY

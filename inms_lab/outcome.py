@@ -10,7 +10,7 @@ from inms_lab.events import Event
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens `[start, stop)` of a sequence for one forward; `recompute`: logits only, no KV write."""
+    """Tokens `[start, stop)` of a sequence for one forward; `recompute`: logits, no KV write."""
 
     seq_id: int
     start: int

@@ -62,18 +62,18 @@ class Overlaid(Protocol):
         """A copy whose changes do not reach the original."""
 
 
-O = TypeVar("O", bound=Overlaid)
+Owner = TypeVar("Owner", bound=Overlaid)
 
 
-class Touched(dict[Any, O], Generic[O]):
+class Touched(dict[Any, Owner], Generic[Owner]):
     """A dict of owners over `base`; each is overlaid on first use."""
 
-    def __init__(self, base: Mapping[Any, O]) -> None:
+    def __init__(self, base: Mapping[Any, Owner]) -> None:
         super().__init__()
         self._base = base
 
-    def __missing__(self, key: Any) -> O:
-        value: O = self._base[key].overlay()
+    def __missing__(self, key: Any) -> Owner:
+        value: Owner = self._base[key].overlay()
         self[key] = value
         return value
 

@@ -32,7 +32,7 @@ class Request:
     count: int = 0
     seal: bool = False
     fresh: bool = False
-    mount: bool = True  # attach: the text may be mounted where its context allows
+    record: int = -1  # attach: the record's holder, whose blocks are mounted if the context agrees
     cause: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: frozenset[int] = frozenset()

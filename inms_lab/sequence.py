@@ -31,6 +31,7 @@ class Sequence:
         self.number = 0  # of the last command
         self.to_generate = 0
         self.wants_logits = False
+        self.wanted = 0  # tokens whose KV somebody asked for; a generated last token can wait
 
     def overlay(self) -> Sequence:
         """A copy whose changes do not reach this one."""
@@ -57,9 +58,8 @@ class Sequence:
     @property
     def has_work(self) -> bool:
         """Whether a step could do something for it."""
-        return self.is_live and (
-            self.to_generate > 0 or self.wants_logits or self.num_computed < self.num_tokens
-        )
+        asked = self.to_generate > 0 or self.wants_logits
+        return self.is_live and (asked or self.num_computed < self.wanted)
 
     def label(self) -> Label:
         """The join of everything in its context."""
@@ -93,6 +93,7 @@ class Sequence:
             self.segments.append(last)
         last.tokens.extend(tokens)
         last.open = not event.seal
+        self.wanted = self.num_tokens if tokens else self.wanted
 
     def rollback(self, count: int) -> list[tuple[str, int]]:
         """Keep the first `count` tokens; gives the (pool, block) that the cut goes through.
@@ -109,11 +110,13 @@ class Sequence:
             if keep % segment.block_size and keep < segment.length:
                 through.append((segment.pool_id, segment.blocks[keep // segment.block_size]))
         self.trim()
+        self.wanted = min(self.wanted, count)
         return through
 
     def take_text(self, parent: Sequence) -> None:
         """A fork knows its parent's tokens; the blocks are mounted by `Shared`."""
         self.segments = [segment.copy() for segment in parent.segments]
+        self.wanted = parent.wanted
         for segment in self.segments:
             segment.blocks, segment.length, segment.computed = [], 0, 0
         self.move()
@@ -143,7 +146,8 @@ class Sequence:
         if state is None:
             if not self.is_live:
                 return
-            state = lifecycle.state_of(self.num_tokens, self.num_computed, self.to_generate)
+            counts = (self.num_tokens, self.num_computed, self.wanted)
+            state = lifecycle.state_of(*counts, self.to_generate)
         lifecycle.check_move(self.state, state)
         self.state = state
 

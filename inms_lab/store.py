@@ -74,7 +74,12 @@ class NoStore:
     """The store of a dry run: bookkeeping without tensors."""
 
     def __init__(self, bytes_per_token: int) -> None:
-        self.bytes_per_token = bytes_per_token
+        self._bytes_per_token = bytes_per_token
+
+    @property
+    def bytes_per_token(self) -> int:
+        """What one token would take."""
+        return self._bytes_per_token
 
     def open(self, pool_id: str, num_slots: int) -> None:
         """Nothing to reserve."""

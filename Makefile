@@ -1,0 +1,87 @@
+# INMS Lab: `make lab` and `make test` do everything on a fresh machine.
+# Set-up lives in .venv and is redone only when pyproject.toml or constraints.txt change.
+
+PYTHON ?= python3
+ARGS ?=
+# Extra arguments for the torch install, e.g. an index that serves CPU-only builds.
+TORCH_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := $(shell grep '^torch==' constraints.txt)
+STARTED := $(shell date +%s)
+LABS := $(wildcard labs/*.ipynb labs/solutions/*.ipynb)
+
+# In CI nothing is skipped for want of a browser.
+ifdef CI
+export INMS_REQUIRE_BROWSER ?= 1
+endif
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
+
+# No announcements and no search for updates: a lab needs no network once it is set up.
+# Jupyter refuses to start as root (the user of most containers) unless it is told to.
+JUPYTER_FLAGS := --LabApp.news_url=None \
+  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
+  $(if $(filter 0,$(shell id -u)),--allow-root)
+
+.PHONY: help lab test demo bench setup lint clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -E '^[a-z]+:.*## ' Makefile | sed -E 's/:.*## /\t/' | \
+	  awk -F '\t' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@echo '  ARGS="..." is passed on, e.g. make lab ARGS=--no-browser; PYTHON=... picks the Python (3.11+)'
+
+lab: setup ## set up, then open JupyterLab on the first lab
+	@echo "[lab] opening JupyterLab on labs/00_start_here.ipynb (stop it with Ctrl-C)"
+	@$(BIN)/python -m jupyterlab $(JUPYTER_FLAGS) $(ARGS) labs/00_start_here.ipynb
+
+test: setup lint ## set up, then lint, type-check, run the tests and every lab
+	@echo "[test] pytest: the test suite"
+	@$(BIN)/python -m pytest $(ARGS)
+ifneq ($(LABS),)
+	@echo "[test] nbval: every lab is executed and compared with its committed output"
+	@$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(LABS)
+endif
+
+demo: setup ## set up, then run the main job without a notebook
+	@$(BIN)/inms-lab demo $(ARGS)
+
+bench: setup ## set up, then run the benchmarks
+	@$(BIN)/inms-lab bench $(ARGS)
+
+setup: $(VENV)/deps.stamp ## create .venv, install everything, fetch the model
+	@echo "[setup] the default model: fetched once, then checked in the user's cache"
+	@$(BIN)/inms-lab model
+	@echo "set-up ready in $$(( $$(date +%s) - $(STARTED) )) s"
+
+lint: $(VENV)/deps.stamp ## format check, lint, type check
+	@echo "[lint] ruff: format and rules"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@echo "[lint] mypy: types"
+	@$(BIN)/mypy
+
+clean: ## remove .venv, caches and build output (the model in the user's cache stays)
+	@echo "[clean] removing .venv, caches and build output"
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -prune -exec rm -rf {} + -o -name .ipynb_checkpoints -prune -exec rm -rf {} +
+
+$(VENV)/venv.stamp:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "[setup] creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone, at its exact version: reached through a range or through another
+# package's dependencies, the newest CUDA build is taken instead, several gigabytes of it.
+$(VENV)/torch.stamp: $(VENV)/venv.stamp constraints.txt
+	@echo "[setup] installing $(TORCH) (a large download, once)"
+	@$(PIP) $(if $(CI),-qq) $(TORCH_ARGS) $(TORCH)
+	@touch $@
+
+$(VENV)/deps.stamp: $(VENV)/torch.stamp pyproject.toml
+	@echo "[setup] installing the rest at the versions of constraints.txt (about 200 MB, a quiet minute)"
+	@$(PIP) -qq -e ".[dev]"
+	@touch $@

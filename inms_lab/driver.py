@@ -1,0 +1,225 @@
+"""The lab's own thread: it alone touches the engine, and agent programs run on its event loop.
+
+A step is taken when every program waits for the engine (or for something outside the lab): so the
+same programs give the same log however they are driven, by `run`, by single steps or to an index.
+Requests from other threads enter through the loop; their order of arrival is the order of the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextvars import copy_context
+from typing import Any, Generic, TypeVar
+
+from inms_lab.engine import Engine, StepReport
+from inms_lab.errors import InmsError, LabClosed, StepInterrupted
+
+T = TypeVar("T")
+PATIENCE = 50  # turns of the loop granted to programs that wait for something outside the lab
+
+
+class Pending(Generic[T]):
+    """A request on its way. `await` it anywhere; not awaiting it is fine, it happens all the same."""
+
+    def __init__(
+        self, driver: Driver, future: Future[Any], then: Callable[[Any], T] | None = None
+    ) -> None:
+        self.driver, self.future, self._then = driver, future, then
+
+    def __await__(self) -> Generator[Any, None, T]:
+        result = yield from self.driver.wait_for(self.future).__await__()
+        return self._then(result) if self._then else result
+
+    def result(self, timeout: float | None = None) -> T:
+        """Drive the lab until the answer is there; for code without `await`."""
+        result = self.driver.drive_sync(self.future, timeout)
+        return self._then(result) if self._then else result
+
+    def done(self) -> bool:
+        """Whether the answer is there."""
+        return self.future.done()
+
+
+class Driver:
+    """A thread with an event loop around one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.on_step: list[Callable[[StepReport], None]] = []
+        self.parked: dict[asyncio.Task[Any], Future[Any]] = {}  # program -> what it waits for
+        self.programs: set[asyncio.Task[Any]] = set()
+        self.closed = False
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self._main, name="inms-lab", daemon=True)
+        self.thread.start()
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.awake = asyncio.Event()
+        self.loop.run_forever()
+        self.loop.close()
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the caller is on the lab's thread."""
+        return threading.current_thread() is self.thread
+
+    def call(self, function: Callable[[], T]) -> T:
+        """`function()` on the lab's thread, between two steps."""
+        if self.is_inside:
+            return function()
+        if self.closed:
+            raise LabClosed("this lab is closed: make a new one")
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+            self.awake.set()
+
+        self.loop.call_soon_threadsafe(work)
+        return self._patiently(future, None)
+
+    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """A coroutine on the lab's loop, in the caller's context (so its prints find their cell)."""
+        if self.closed:
+            coroutine.close()
+            raise LabClosed("this lab is closed: make a new one")
+        future: Future[T] = Future()
+        context = copy_context()
+
+        async def main() -> None:
+            try:
+                result = await coroutine
+            except BaseException as error:
+                if not future.cancelled():
+                    future.set_exception(error)
+            else:
+                if not future.cancelled():
+                    future.set_result(result)
+
+        def start() -> None:
+            task = self.loop.create_task(main(), context=context)
+            future.add_done_callback(
+                lambda f: self.loop.call_soon_threadsafe(task.cancel) if f.cancelled() else None
+            )
+
+        self.loop.call_soon_threadsafe(start, context=context)
+        return future
+
+    def _patiently(self, future: Future[T], timeout: float | None) -> T:
+        try:
+            return future.result(timeout)
+        except KeyboardInterrupt:
+            self.interrupt()
+            raise
+
+    # waiting --------------------------------------------------------------------------------
+
+    async def wait_for(self, future: Future[Any]) -> Any:
+        """The future's result: a program is parked meanwhile, anybody else drives the lab."""
+        if not self.is_inside:
+            await self.from_outside(self.drive(future.done))
+            return future.result()
+        task = asyncio.current_task()
+        assert task is not None
+        self.parked[task] = future
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self.parked.pop(task, None)
+
+    async def from_outside(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine of the lab's loop from another loop; a cancel interrupts the step."""
+        future = self.spawn(coroutine)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            self.interrupt()
+            raise
+
+    def drive_sync(self, future: Future[T], timeout: float | None = None) -> T:
+        """Drive until the future is done, from a thread that may block."""
+        if self.is_inside:
+            raise InmsError("inside an agent's program use `await`, not `.result()`")
+        self._patiently(self.spawn(self.drive(future.done)), timeout)
+        return future.result()
+
+    def run_sync(self, until: Callable[[], bool]) -> None:
+        """Drive until `until()`, from a thread that may block."""
+        self._patiently(self.spawn(self.drive(until)), None)
+
+    # driving --------------------------------------------------------------------------------
+
+    async def drive(self, until: Callable[[], bool], limit: int | None = None) -> None:
+        """Step until `until()`, until nothing is left to do, or for `limit` steps."""
+        while True:
+            await self._settle()
+            if until() or limit == 0:
+                return
+            if self.engine.has_work:
+                before = len(self.engine.log)
+                report = self.engine.step()
+                if report is None and len(self.engine.log) == before and self.engine.has_work:
+                    raise InmsError(
+                        "nothing can move: this is a fault of the lab, please report it"
+                    )
+                if report is not None:
+                    limit = limit - 1 if limit is not None else None
+                    for hook in self.on_step:
+                        hook(report)
+            elif self.programs:
+                self.awake.clear()
+                waker = asyncio.ensure_future(self.awake.wait())
+                await asyncio.wait([*self.programs, waker], return_when=asyncio.FIRST_COMPLETED)
+                waker.cancel()
+            else:
+                return
+
+    async def _settle(self) -> None:
+        """Let programs run until each waits for the engine, or for the world outside."""
+        for _ in range(PATIENCE):
+            await asyncio.sleep(0)
+            waiting = (self.parked.get(task) for task in self.programs)
+            if all(future is not None and not future.done() for future in waiting):
+                return
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """A program becomes a task (on the lab's thread only)."""
+        task = self.loop.create_task(coroutine)
+        self.programs.add(task)
+        task.add_done_callback(self.programs.discard)
+        return task
+
+    def wake(self) -> None:
+        """Something arrived from outside while every program was waiting."""
+        self.loop.call_soon_threadsafe(self.awake.set)
+
+    # stopping -------------------------------------------------------------------------------
+
+    def interrupt(self) -> None:
+        """Stop the step in flight and every program; the lab stays usable."""
+        if self.closed:
+            return
+        self.engine.cancel.set()
+
+        def clean() -> None:
+            for task in list(self.programs):
+                task.cancel()
+            self.engine.stop_all(StepInterrupted("the run was interrupted; the lab is usable"))
+            self.engine.cancel.clear()
+
+        self.loop.call_soon_threadsafe(clean)
+
+    def close(self) -> None:
+        """End the thread; nothing can be driven any more."""
+        if not self.closed:
+            self.closed = True
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            if not self.is_inside:
+                self.thread.join(timeout=30)

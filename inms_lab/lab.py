@@ -1,0 +1,241 @@
+"""The lab: what a notebook imports. A model, its tiers of memory, groups and agents.
+
+lab = Lab("smollm2-135m")                    # weights once; a pool per tier
+lab.preload(SYSTEM_PROMPT, tools=TOOLS)      # global tier, sealed
+team = lab.group("checkout")
+architect, backend = team.agents("architect", "backend")
+results = await lab.run({architect: plan_it, backend: build_it})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inms_lab import reload, usage
+from inms_lab.agent import Agent
+from inms_lab.config import Config, default_block_size
+from inms_lab.driver import Driver
+from inms_lab.engine import Engine, StepReport
+from inms_lab.errors import AgentClosed, BadInput, LabClosed, LedgerViolation, UnknownGroup
+from inms_lab.group import Group
+from inms_lab.label import group, join, private
+from inms_lab.log import Log
+from inms_lab.model.forward import Forward
+from inms_lab.policy import Policy, by_name
+from inms_lab.preload import Prompt, preload
+from inms_lab.programs import Program, Programs, Results
+from inms_lab.request import Request
+from inms_lab.text import Text
+
+
+class Lab:
+    """One model, one engine, one thread of its own. Close it, or use it in a `with` block.
+
+    `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
+    inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides everything.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | Forward = "smollm2-135m",
+        *,
+        mode: str | Policy = "inms",
+        block_size: int | None = None,
+        context: int | None = None,
+        pool_bytes: int | None = None,
+        token_budget: int = 512,
+        device: str | None = None,
+        dtype: Any = None,
+        debug: bool = False,
+        config: Config | None = None,
+    ) -> None:
+        self.closed = False
+        closed = reload.register(self)
+        if closed:
+            print(f"closed {closed} lab{'s' * (closed > 1)} that this cell had made before")
+        self.model = _load(model, device, dtype)
+        limit = min(context or self.model.max_context, self.model.max_context)
+        if config is None:
+            config = Config(
+                block_size=block_size or default_block_size(limit),
+                context=limit,
+                token_budget=token_budget,
+                debug=debug,
+            )
+            if pool_bytes is not None:
+                config = replace(config, private_bytes=pool_bytes)
+        self.config = config
+        self.policy = by_name(mode) if isinstance(mode, str) else mode
+        store = self.model.new_store()
+        self.text = Text(self.model.tokenizer, self.model.stop_tokens)
+        self.engine = Engine(self.model, store, self.policy, config)
+        self.engine.open_pools((), store.bytes_per_token)
+        self.prompts: list[Prompt] = []
+        self.groups: dict[str, Group] = {}
+        self.agents: dict[str, Agent] = {}
+        self.forks: list[Agent] = []
+        self.driver = Driver(self.engine)
+        self.programs = Programs(self.driver)
+        if self.policy.off:
+            print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
+
+    # making things --------------------------------------------------------------------------
+
+    def preload(
+        self, system: str | Sequence[int], *, tools: Any = None, progress: bool = True
+    ) -> None:
+        """Fill the global tier: a system prompt and tool schemas (text, or JSON-able), sealed.
+
+        Every agent made afterwards starts with them.
+        """
+        self._open()
+        preload(self, system, tools, progress)
+
+    def group(self, name: str) -> Group:
+        """The group called `name`, made if it is new."""
+        if name not in self.groups:
+            self._open()
+            names = (*self.groups, name)
+            per_token = self.engine.cache.store.bytes_per_token
+            self.driver.call(lambda: self.engine.open_pools(names, per_token))
+            self.groups[name] = Group(self, name)
+        return self.groups[name]
+
+    def agent(self, name: str, *, groups: Sequence[str] = ()) -> Agent:
+        """A new agent that may read these groups' records; it starts with the global tier."""
+        self._open()
+        for team in groups:
+            if team not in self.groups:
+                raise UnknownGroup(f"there is no group {team!r}: make it with lab.group({team!r})")
+        if name in self.agents and self.agents[name].state != "reclaimed":
+            raise BadInput(f"an agent called {name!r} exists already")
+        clearance = join(private(name), *map(group, groups))
+        seq_id = self.driver.call(lambda: self._register(name, clearance))
+        self.agents[name] = Agent(self, name, seq_id, tuple(groups))
+        return self.agents[name]
+
+    def _register(self, name: str, clearance: frozenset[str]) -> int:
+        seq_id = self.engine.register("agent", name, clearance)
+        for prompt in self.prompts:
+            self.submit(prompt.request(seq_id))
+        return seq_id
+
+    def adopt(self, fork: Agent) -> Agent:
+        """Remember a forked agent."""
+        self.forks.append(fork)
+        return fork
+
+    # running --------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Request:
+        """Hand a request to the engine, from any thread; bad input raises here and now."""
+        self._open()
+        seq = self.engine.ledger.sequences.get(request.seq_id)
+        if seq is not None and not seq.is_live:
+            raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
+        return self.driver.call(lambda: self.engine.submit(request))
+
+    def start(self, programs: Mapping[Agent, Program]) -> None:
+        """Start programs without running them: drive them with `step`, `run_to` or `run`."""
+        self._open()
+        self.programs.start(programs)
+
+    async def run(self, programs: Mapping[Agent, Program] | None = None) -> Results:
+        """Run the programs (and those started before) to their end, the view staying live."""
+        self.start(programs or {})
+        return await self.programs.run()
+
+    def run_to(self, index: int | None = None) -> Results:
+        """The same for code without `await`: to log index `index`, or to the end."""
+        self._open()
+        return self.programs.run_to(index)
+
+    async def step(self, count: int = 1) -> None:
+        """Take `count` engine steps."""
+        self._open()
+        await self.programs.step(count)
+
+    def results(self) -> Results:
+        """What the programs that have ended returned."""
+        return self.programs.results()
+
+    @contextmanager
+    def watching(self, hook: Callable[[StepReport], None]) -> Iterator[None]:
+        """A `with` block in which `hook` is called after each step, on the lab's thread."""
+        self.driver.on_step.append(hook)
+        try:
+            yield
+        finally:
+            self.driver.on_step.remove(hook)
+
+    # looking --------------------------------------------------------------------------------
+
+    @property
+    def log(self) -> Log:
+        """Everything that happened."""
+        return self.engine.log
+
+    def bill(self) -> usage.Bill:
+        """Weights, KV, metadata and process memory, formula beside measured."""
+        return self.driver.call(lambda: usage.bill(self)) if not self.closed else usage.bill(self)
+
+    def weights_bytes(self) -> tuple[int, int]:
+        """Bytes of the weights: by the number of parameters, and of the tensors' memory."""
+        return self.model.weights_bytes()
+
+    def check(self) -> None:
+        """Raises `LedgerViolation` if the books do not balance."""
+        self.engine.cache.check()
+
+    def assert_clean(self) -> None:
+        """Raise what a program or viewer raised, balance the books, close; nothing may be held."""
+        for error in [*self.programs.failures.values(), *self.engine.desk.hook_errors]:
+            raise error
+        self.check()
+        self.close()
+        held = {name: pool.num_held for name, pool in self.engine.ledger.pools.items()}
+        if any(held.values()):
+            raise LedgerViolation(f"blocks are held after everything ended: {held}")
+
+    # the end --------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        if self.closed:
+            raise LabClosed("this lab is closed: make a new one")
+
+    def close(self) -> None:
+        """End every holder, give all blocks back, stop the thread. The log stays readable."""
+        if self.closed:
+            return
+        self.driver.interrupt()
+        self.driver.call(self._end_all)
+        self.driver.close()
+        self.closed = True
+
+    def _end_all(self) -> None:
+        for seq in sorted(self.engine.ledger.sequences.values(), key=lambda s: -s.seq_id):
+            if seq.is_live:
+                self.engine.end(seq.seq_id, "close", "lab closed")
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "open"
+        counts = f"{len(self.agents)} agents, {len(self.log)} events"
+        return f"<lab: {self.policy.name}, {counts}, {state}>"
+
+
+def _load(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:
+    if isinstance(model, (str, Path)):
+        from inms_lab.model import load
+
+        return load(str(model), device=device, dtype=dtype)
+    return model

@@ -1,0 +1,31 @@
+"""What a person sees while a model is being prepared: plain status lines and one bar at a time.
+
+Everything goes to stderr, so that a notebook's compared output and a command's stdout stay clean.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tqdm.auto import tqdm
+
+
+def say(text: str, *, enabled: bool = True) -> None:
+    """Print one status line without breaking a bar that is being drawn."""
+    if enabled:
+        tqdm.write(f"inms-lab: {text}", file=sys.stderr)
+
+
+def bar(total: int, text: str, *, unit: str, enabled: bool = True) -> Any:
+    """Return a bar of `total` units (`unit="B"`: bytes, shown as MB); use it in a `with`."""
+    is_bytes = unit == "B"
+    return tqdm(
+        total=total,
+        desc=text,
+        unit=unit,
+        unit_scale=is_bytes,
+        disable=not enabled,
+        leave=False,
+        file=sys.stderr,
+    )

@@ -1,0 +1,309 @@
+"""The ledger against an independent model of the books, after every event of random operations.
+
+A toy engine is driven by seeded random operations in small pools, so that eviction, preemption,
+copy-on-write, deferral and lack of room really happen; that they did is asserted too.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from toy import Interrupt, Toy, plain
+
+import inms_lab.engine
+from inms_lab import audit
+from inms_lab.errors import InmsError
+from inms_lab.events import EVENT_TYPES, Copied, Event, Evicted, Freed, Published, Registered
+from inms_lab.events import Commanded, Released, Shared  # fmt: skip
+from inms_lab.ledger import Ledger
+from inms_lab.outcome import Plan
+from inms_lab.plan import plan_extend
+from inms_lab.policy import MODES
+from inms_lab.schedule import schedule
+
+VOCAB = 5
+STEMS = ([1, 2, 3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 4, 4], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [3, 0, 3])
+
+
+class Player:
+    """Random operations on a toy lab, and counts of what they led to."""
+
+    def __init__(self, mode: str, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.toy = Toy(mode, size=4, blocks=(7, 7, 16 if mode == "inms" else 22))
+        self.toy.on_event.append(self._saw)
+        self.shares = MODES[mode].encodes_prompts
+        self.prompts: dict[int, list[list[int]]] = {}
+        self.records: dict[int, tuple[list[list[int]], list[int]]] = {}
+        self.agents: list[int] = []
+        self.forks: list[Any] = []
+        self.futures: list[Any] = []
+        self.seen: Counter[str] = Counter()
+        self.last_cut: dict[int, str] = {}
+        self.operations: list[tuple[Callable[[], None], int]] = [
+            (self.new_agent, 4),
+            (self.new_prompt, 2),
+            (self.new_record, 3),
+            (self.close_shared, 2),
+            (self.mount, 6),
+            (self.append, 10),
+            (self.write, 10),
+            (self.logits, 2),
+            (self.fork, 4),
+            (self.rollback, 5),
+            (self.rewrite, 4),
+            (self.end, 2),
+            (self.step, 40),
+            (self.interrupt, 2),
+        ]
+
+    def play(self, count: int) -> Iterator[int]:
+        """Do `count` operations; gives the number of each before it is done."""
+        actions, weights = zip(*self.operations, strict=True)
+        for number in range(count):
+            yield number
+            self.rng.choices(actions, weights)[0]()
+            self._collect()
+
+    def _saw(self, event: Event) -> None:
+        self.seen[type(event).__name__] += 1
+        if isinstance(event, Registered) and event.parent_id >= 0:
+            self.last_cut[event.parent_id] = self.last_cut[event.seq_id] = "fork"
+        elif isinstance(event, Commanded) and event.verb == "rollback":
+            self.last_cut[event.seq_id] = "rollback"
+        elif isinstance(event, Copied):
+            edit = event.src_pool != event.pool_id
+            self.seen["copy: rewrite" if edit else f"copy: {self.last_cut[event.seq_id]}"] += 1
+        elif isinstance(event, Evicted):
+            self.seen[f"evicted: {event.cause}"] += 1
+        elif isinstance(event, Freed):
+            self.seen[f"freed: {event.cause}"] += 1
+
+    def _collect(self) -> None:
+        for future in [f for f in self.futures if f.done()]:
+            self.futures.remove(future)
+            error = future.exception()
+            assert error is None or isinstance(error, InmsError), repr(error)
+            self.seen[type(error).__name__] += 1
+            if error is None and future in self.forks:
+                self.agents.append(future.result())
+        live = self.toy.ledger.sequences
+        self.agents = [a for a in self.agents if live[a].is_live]
+
+    # operations -----------------------------------------------------------------------------
+
+    def text(self, most: int = 14) -> list[int]:
+        """A few tokens that often begin as other texts do."""
+        stem = self.rng.choice(STEMS)
+        tokens = stem[: self.rng.randint(0, len(stem))]
+        tokens += [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(0, 4))]
+        return tokens[:most] or [self.rng.randrange(VOCAB)]
+
+    def ask(self, seq_id: int, verb: str, tokens: list[int] | None = None, **options: Any) -> Any:
+        try:
+            request = self.toy.ask(seq_id, verb, tokens or [], **options)
+        except InmsError as error:
+            self.seen[type(error).__name__] += 1
+            return None
+        self.futures.append(request.future)
+        return request.future
+
+    def agent(self) -> int | None:
+        return self.rng.choice(self.agents) if self.agents else None
+
+    def new_agent(self) -> None:
+        if len(self.agents) < 6:
+            self.agents.append(self.toy.agent(self.rng.choice("abc")))
+
+    def new_prompt(self) -> None:
+        if self.shares and len(self.prompts) < 2:
+            texts = [self.text() for _ in range(self.rng.randint(1, 2))]
+            seq_id = self.toy.engine.register("prompt", "prompt", frozenset())
+            for text in texts:
+                self.ask(seq_id, "append", text, tier="global", seal=True)
+            self.prompts[seq_id] = texts
+
+    def new_record(self) -> None:
+        if self.shares and len(self.records) < 3:
+            behind = self.rng.choice([*self.prompts.values(), []])
+            text = self.text()
+            seq_id = self.toy.engine.register("record", "r", frozenset({"group:team"}))
+            offset, length = self.toy.log.add_tokens(text)
+            self.toy.cache.record(Released(seq_id, "author", "team", offset, length))
+            for earlier in behind:
+                self.ask(seq_id, "append", earlier, tier="global", seal=True)
+            where = {"tier": "group", "group": "team", "seal": True, "offset": offset}
+            self.ask(seq_id, "append", text, **where)
+            self.records[seq_id] = (behind, text)
+
+    def close_shared(self) -> None:
+        holders = [*self.prompts, *self.records]
+        if holders:
+            seq_id = self.rng.choice(holders)
+            self.ask(seq_id, "close")
+            self.prompts.pop(seq_id, None)
+            self.records.pop(seq_id, None)
+
+    def mount(self) -> None:
+        """An agent starts with sealed texts, and reads a record behind them."""
+        seq_id = self.agent()
+        if seq_id is None:
+            return
+        if not self.prompts or self.rng.random() < 0.02:  # nobody preloaded this one
+            self.ask(seq_id, "append", self.text(), tier="global", seal=True)
+            return
+        texts = self.rng.choice([*self.prompts.values(), []])
+        for text in texts:
+            self.ask(seq_id, "append", text, tier="global", seal=True)
+        for record, (behind, text) in self.records.items():
+            if behind == texts:
+                where = {"tier": "group", "group": "team", "seal": True, "record": record}
+                self.ask(seq_id, "append", text, **where)
+
+    def append(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None:
+            seal, fresh = self.rng.random() < 0.2, self.rng.random() < 0.1
+            self.ask(seq_id, "append", self.text(), seal=seal, fresh=fresh)
+
+    def write(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None:
+            opening = [] if self.rng.random() < 0.3 else self.text(4)
+            self.ask(seq_id, "write", opening, count=self.rng.randint(1, 6))
+
+    def logits(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None and self.toy.ledger.sequences[seq_id].num_tokens:
+            self.ask(seq_id, "logits")
+
+    def fork(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None and len(self.agents) < 9:
+            self.forks.append(self.ask(seq_id, "fork"))
+
+    def rollback(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None:
+            count = self.toy.ledger.sequences[seq_id].num_tokens
+            self.ask(seq_id, "rollback", count=self.rng.randint(max(0, count - 9), count))
+
+    def rewrite(self) -> None:
+        seq_id = self.agent()
+        count = self.toy.ledger.sequences[seq_id].num_tokens if seq_id is not None else 0
+        if seq_id is not None and count:
+            start = self.rng.randrange(count)
+            replaced = self.rng.randint(0, 3)
+            self.ask(seq_id, "rewrite", self.text(4), start=start, count=replaced)
+
+    def end(self) -> None:
+        seq_id = self.agent()
+        if seq_id is not None:
+            self.ask(seq_id, self.rng.choice(("close", "close", "fail", "expire")), cause="played")
+
+    def step(self) -> None:
+        self.toy.step(self.rng.choice((1, 2, 3, 7, 30)))
+
+    def interrupt(self) -> None:
+        self.toy.model.interrupt = True
+        try:
+            self.toy.step()
+        except Interrupt:
+            self.seen["interrupted"] += 1
+        self.toy.model.interrupt = False
+
+
+@pytest.fixture
+def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Counts what planning answers; now and then proves that it changed nothing."""
+    counts: Counter[str] = Counter()
+
+    def watched(books: Ledger, at: int, seq_id: int, budget: int) -> Any:
+        look = sum(counts.values()) % 97 == 0
+        before = plain(books) if look else None
+        outcome = plan_extend(books, at, seq_id, budget)
+        assert not look or plain(books) == before, "planning changed the books"
+        counts[type(outcome).__name__] += 1
+        return outcome
+
+    monkeypatch.setattr(inms_lab.engine, "plan_extend", watched)
+    return counts
+
+
+def check_replay(toy: Toy, rng: random.Random) -> None:
+    """The log tells the whole story, from its start and from any point of it."""
+    replayed = toy.log.replay()
+    assert replayed.snapshot() == toy.ledger.snapshot()
+    index = rng.randrange(len(toy.log) + 1)
+    partial = toy.log.replay(index)
+    tail = Ledger.replay(partial.snapshot(), toy.log.events[index:], toy.log.tokens)
+    for event in toy.log.events[index:]:
+        partial.apply(event)
+    assert partial.snapshot() == tail.snapshot() == replayed.snapshot()
+    before = plain(toy.ledger)
+    for seq_id in schedule(toy.ledger):
+        for budget in (1, 5, 100):
+            at = len(toy.log)
+            plan = plan_extend(toy.ledger, at, seq_id, budget)
+            assert plan == plan_extend(replayed, at, seq_id, budget)
+            if isinstance(plan, Plan):
+                trial = replayed.overlay()
+                for event in plan.events:
+                    trial.apply(event)
+    assert plain(toy.ledger) == before == plain(replayed)
+
+
+def check_happened(player: Player, outcomes: Counter[str]) -> None:
+    """The run was not a quiet one."""
+    seen, kinds = player.seen, {t.__name__ for t in EVENT_TYPES}
+    wanted = {"copy: fork", "copy: rollback", "freed: preempted", "interrupted", "PoolExhausted"}
+    if player.shares:
+        wanted |= {"evicted: room", "evicted: overwritten"}
+        assert outcomes["Deferred"]
+    else:
+        kinds -= {Evicted.__name__, Published.__name__, Released.__name__}
+    if player.toy.engine.policy.name == "inms":
+        wanted |= {"copy: rewrite", "SealedTier"}
+        assert outcomes["Refused"]
+    assert outcomes["NoRoom"]
+    assert not (kinds | wanted) - seen.keys(), (kinds | wanted) - seen.keys()
+    assert (Shared.__name__ in seen) and seen["NoneType"] > sum(seen.values()) / 100
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_ledger_equals_the_independent_books_in_short_runs(mode: str, seed: int) -> None:
+    player = Player(mode, seed)
+    for _ in player.play(250):
+        pass
+    check_replay(player.toy, player.rng)
+    finish(player)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_ledger_equals_the_independent_books_over_10_000_operations(
+    mode: str, outcomes: Counter[str]
+) -> None:
+    player = Player(mode, 2024)
+    for number in player.play(10_000):
+        if number % 500 == 499:
+            check_replay(player.toy, player.rng)
+    check_happened(player, outcomes)
+    finish(player)
+
+
+def finish(player: Player) -> None:
+    """Everything comes to an end, and then nothing is held."""
+    player.toy.run()
+    player._collect()
+    assert not player.futures, "a request was never answered"
+    for seq in list(player.toy.ledger.sequences.values()):
+        if seq.is_live:
+            player.toy.enter(seq.seq_id, "close")
+    assert set(player.toy.held().values()) == {0}
+    assert not audit.faults(player.toy.ledger)

@@ -1,0 +1,293 @@
+"""The project's own promises: one direction of imports, small files, pinned and equal environments.
+
+Everything here reads the repository as text (or starts a fresh interpreter); no engine is run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "inms_lab"
+LABS = sorted(p for p in ROOT.glob("labs/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+
+# Every module or subpackage of inms_lab stands in exactly one layer; a new file is placed here.
+# A name may stand here before its file exists.
+LAYERS: dict[str, set[str]] = {
+    "words": {"errors", "config"},  # what every layer may speak of
+    "decides": {
+        *("events", "log", "fingerprint", "label", "pool", "prefix", "ledger", "overlay", "rules"),
+        *("policy", "segment", "sequence", "outcome", "plan", "completion", "release", "audit"),
+        *("schedule", "lifecycle"),
+    },
+    "computes": {"rope", "store", "sample", "attention", "model"},
+    "joins": {
+        *("cache", "request", "commands", "desk", "spans", "engine"),  # the engine
+        *("text", "driver", "agent", "group", "preload", "programs", "usage", "lab", "reload"),  # what a notebook holds
+    },
+    "measures": {"interference", "bill", "bill_table", "geometry", "trace", "claims"},
+    "commands": {
+        *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
+        "__main__",
+    },
+    "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
+}
+MAY_IMPORT: dict[str, set[str]] = {
+    "words": {"words"},
+    "decides": {"words", "decides"},
+    "computes": {"words", "computes"},
+    "joins": {"words", "decides", "computes", "joins"},
+    "measures": {"words", "decides", "computes", "joins", "measures"},
+    "commands": {"words", "decides", "computes", "joins", "measures", "commands", "front"},
+    "front": {"words", "decides", "computes", "joins", "measures"},
+}
+# (importer, imported): each exception to MAY_IMPORT, with its reason.
+EXCEPTIONS = {
+    ("lab", "bill"): "`lab.bill()` is how a notebook asks for the bill",
+}
+TENSOR_LIBRARIES = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf"}
+NO_TENSORS = ("words", "decides")
+
+
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def layer_of(name: str) -> str | None:
+    return next((layer for layer, names in LAYERS.items() if name in names), None)
+
+
+def modules_of(package: Path) -> Iterator[tuple[str, Path]]:
+    """(first component below the package, file) for every source file."""
+    for path in sorted(package.rglob("*.py")):
+        yield path.relative_to(package).parts[0].removesuffix(".py"), path
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Absolute dotted names imported anywhere in the file, inside functions too."""
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level, package) if node.level else ""
+            stem = ".".join(part for part in (base, node.module) if part)
+            # `from inms_lab import plan` imports a module too, so the names count.
+            yield from (f"{stem}.{alias.name}" for alias in node.names)
+
+
+def own_targets(path: Path) -> set[str]:
+    """Modules or subpackages of inms_lab that the file imports, by first component.
+
+    A name that the package re-exports counts as an import of the package's front.
+    """
+    parts = (name.split(".") for name in imports_of(path))
+    targets = {[*p, "__init__"][1] for p in parts if p[0] == "inms_lab"}
+    return {name if layer_of(name) else "__init__" for name in targets}
+
+
+def roots(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports_of(path)}
+
+
+# --- layers ----------------------------------------------------------------------------------
+
+
+def test_every_module_is_in_exactly_one_layer() -> None:
+    homeless = {name for name, _ in modules_of(PACKAGE) if layer_of(name) is None}
+    assert not homeless, f"place these in LAYERS: {sorted(homeless)}"
+    listed = [name for layer in LAYERS.values() for name in layer]
+    assert len(listed) == len(set(listed)), "a module stands in two layers"
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for name, path in modules_of(PACKAGE):
+        layer = layer_of(name) or pytest.fail(f"{path} is in no layer")
+        for target in own_targets(path):
+            if layer_of(target) not in MAY_IMPORT[layer] and (name, target) not in EXCEPTIONS:
+                wrong.append(f"{path.relative_to(ROOT)} ({layer}) imports {target}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_deciding_modules_name_no_tensor_library() -> None:
+    for name, path in modules_of(PACKAGE):
+        if layer_of(name) in NO_TENSORS:
+            assert not roots(path) & TENSOR_LIBRARIES, path
+
+
+def test_the_engine_never_imports_the_widgets() -> None:
+    for _, path in modules_of(PACKAGE):
+        assert not roots(path) & {"inms_widgets", "widgets"}, path
+
+
+def test_the_deciding_part_loads_without_torch() -> None:
+    names = sorted({n for n, _ in modules_of(PACKAGE) if layer_of(n) in NO_TENSORS})
+    code = (
+        "import importlib, sys\n"
+        "import inms_lab\n"
+        "assert 'torch' not in sys.modules, 'inms_lab alone loads torch'\n"
+        f"for name in {names}: importlib.import_module('inms_lab.' + name)\n"
+        f"loaded = {TENSOR_LIBRARIES} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# --- size and documentation -------------------------------------------------------------------
+
+
+def test_no_source_file_is_over_250_lines() -> None:
+    files = [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("*")]
+    for path in (p for p in files if p.suffix in {".py", ".js", ".css"}):
+        num_lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert num_lines <= 250, f"{path.relative_to(ROOT)}: {num_lines} lines own two things"
+
+
+def test_ledger_plan_and_pool_fit_in_500_lines() -> None:
+    files = [PACKAGE / f"{name}.py" for name in ("ledger", "plan", "pool")]
+    assert sum(len(p.read_text(encoding="utf-8").splitlines()) for p in files if p.exists()) <= 500
+
+
+@pytest.mark.skipif(not (PACKAGE / "events.py").exists(), reason="inms_lab.events does not exist")
+def test_at_most_twelve_event_types_and_all_are_frozen() -> None:
+    events = importlib.import_module("inms_lab.events")
+    assert len(set(events.EVENT_TYPES)) == len(events.EVENT_TYPES) <= 12
+    for event in events.EVENT_TYPES:
+        assert event.__dataclass_params__.frozen, event
+        assert "__slots__" in vars(event), event
+
+
+def test_public_functions_and_classes_have_docstrings() -> None:
+    bare = []
+    for _, path in modules_of(PACKAGE):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        public = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+            and not node.name.startswith("_")
+        ]
+        bare += [f"{path.name}: {n.name}" for n in public if not ast.get_docstring(n)]
+        if tree.body and not ast.get_docstring(tree):
+            bare.append(f"{path.relative_to(ROOT)}: the module")
+    assert not bare, "\n".join(bare)
+
+
+# --- environments -----------------------------------------------------------------------------
+
+
+def requirement_set(lines: list[str]) -> set[tuple[str, str]]:
+    parsed = [Requirement(line) for line in lines]
+    return {(canonicalize_name(r.name), str(r.specifier)) for r in parsed}
+
+
+def test_environment_yml_equals_pyproject() -> None:
+    project = pyproject()["project"]
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    (pip,) = (d["pip"] for d in environment["dependencies"] if isinstance(d, dict))
+    listed = [line for line in pip if not line.startswith("-")]
+    assert requirement_set(listed) == requirement_set(project["dependencies"])
+    assert environment["name"] == project["name"]
+    assert f"python{project['requires-python']}" in environment["dependencies"]
+    assert {"-c constraints.txt", "-e ."} <= set(pip)
+
+
+def test_constraints_are_exact_and_within_the_ranges() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {}
+    for line in (line for line in lines if line and not line.startswith("#")):
+        name, _, version = line.partition("==")
+        assert version, f"not exact: {line}"
+        assert "+" not in version, f"a local suffix would forbid other builds: {line}"
+        assert canonicalize_name(name) not in pins, f"twice: {line}"
+        pins[canonicalize_name(name)] = version
+    project = pyproject()["project"]
+    wanted = project["dependencies"] + project["optional-dependencies"]["dev"]
+    for requirement in map(Requirement, wanted):
+        pin = pins.get(canonicalize_name(requirement.name))
+        assert pin, f"{requirement.name} has no line in constraints.txt"
+        assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}"
+
+
+def test_every_imported_library_is_declared() -> None:
+    declared = {
+        canonicalize_name(Requirement(d).name) for d in pyproject()["project"]["dependencies"]
+    }
+    distributions = importlib.metadata.packages_distributions()
+    own = {"inms_lab", "inms_widgets", "widgets"}
+    for path in [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("*.py")]:
+        for root in roots(path) - own - set(sys.stdlib_module_names):
+            candidates = {canonicalize_name(d) for d in distributions.get(root, [root])}
+            assert candidates & declared, f"{path.relative_to(ROOT)} imports undeclared {root}"
+
+
+def test_every_package_folder_is_installed() -> None:
+    mapped = pyproject()["tool"]["setuptools"]["package-dir"]
+    listed = {
+        mapped.get(p, p.replace(".", "/")) for p in pyproject()["tool"]["setuptools"]["packages"]
+    }
+    inits = [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("__init__.py")]
+    assert {p.parent.relative_to(ROOT).as_posix() for p in inits} <= listed
+
+
+# --- committed text ---------------------------------------------------------------------------
+
+MACHINE_PATH = re.compile(r"(?<![\w.}>-])/(?:home|root|work)/")
+REGISTRY_HOST = re.compile(
+    r"\b(?:pypi\.org|files\.pythonhosted\.org|registry\.npmjs\.org|(?:deb|security)\.debian\.org)\b"
+)
+
+
+def committed_files() -> list[Path]:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
+    return [p for name in listing.decode().split("\0") if name and (p := ROOT / name).is_file()]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_no_committed_text_names_a_machine_path_or_a_registry_host() -> None:
+    found = []
+    for path in committed_files():
+        content = path.read_bytes()
+        if b"\0" in content:  # not text
+            continue
+        text = content.decode("utf-8")
+        for match in [*MACHINE_PATH.finditer(text), *REGISTRY_HOST.finditer(text)]:
+            line = text.count("\n", 0, match.start()) + 1
+            found.append(f"{path.relative_to(ROOT)}:{line}: {match.group()}")
+    assert not found, "\n".join(found)
+
+
+# --- notebooks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", LABS, ids=lambda p: p.name)
+def test_notebook_obeys_the_guard_rails(path: Path) -> None:
+    assert path.stat().st_size < 500_000, "over 500 kB"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    cells = [c for c in notebook["cells"] if c["cell_type"] == "code"]
+    assert 0 < len(cells) <= 25, f"{len(cells)} code cells"
+    for cell in cells:
+        assert cell["execution_count"], f"not executed: {''.join(cell['source'])[:60]!r}"
+    assert "widgets" not in notebook["metadata"], "widget state is saved"
+    last = ast.parse("".join(cells[-1]["source"]))
+    calls = [n.func for n in ast.walk(last) if isinstance(n, ast.Call)]
+    assert any(isinstance(f, ast.Attribute) and f.attr == "assert_clean" for f in calls)
