@@ -10,10 +10,8 @@ from inms_lab.pool import Pool
 
 def faults(books: Ledger) -> list[str]:
     """Everything that does not add up, in words; empty when all is well."""
-    tables: Counter[tuple[str, int]] = Counter()
-    for seq in books.sequences.values():
-        for segment in seq.segments:
-            tables.update((segment.pool_id, block) for block in segment.blocks)
+    segments = (segment for seq in books.sequences.values() for segment in seq.segments)
+    tables = Counter((segment.pool_id, block) for segment in segments for block in segment.blocks)
     refs = {(p, b): n for p, pool in books.pools.items() for b, n in pool.refs.items()}
     wrong = [key for key in refs.keys() | tables.keys() if refs.get(key, 0) != tables[key]]
     return [fault for pool in books.pools.values() for fault in _pool_faults(pool)] + [

@@ -24,7 +24,9 @@ SHARED_DATA = Path("..") / "shared" / "data"
 
 @app.command()
 def demo(
-    scale: Annotated[float, typer.Option(help="1.0 is the full size: 8192 tokens an agent")] = 0.125,
+    scale: Annotated[
+        float, typer.Option(help="1.0 is the full size: 8192 tokens an agent")
+    ] = 0.125,
     model: Annotated[str, typer.Option(help="name, folder or hub id")] = DEFAULT,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16")] = None,

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from inms_lab.errors import ContextTooLong, EmptyText, SealedTier, TextTooLarge, TokenOutOfRange
+from inms_lab.errors import (
+    BadInput,
+    ContextTooLong,
+    EmptyText,
+    SealedTier,
+    TextTooLarge,
+    TokenOutOfRange,
+)
 from inms_lab.events import Commanded, Copied, Event, Registered, Shared
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
@@ -23,6 +30,8 @@ def check_tokens(request: Request, vocab_size: int) -> None:
     """Raises for an empty text or a token id outside the vocabulary."""
     if request.verb in ("append", "rewrite") and not len(request.tokens):
         raise EmptyText("the text has no token: pass at least one word")
+    if request.verb == "write" and request.count < 1:
+        raise BadInput(f"{request.count} tokens cannot be generated: ask for at least one")
     for token in request.tokens:
         if not 0 <= token < vocab_size:
             raise TokenOutOfRange(
@@ -40,6 +49,10 @@ def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context
     elif request.verb == "rewrite":
         events = _rewrite(books, log, policy, request, seq, max_context)
     elif request.verb == "rollback":
+        if not 0 <= request.count <= seq.num_tokens:
+            raise BadInput(
+                f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {request.count}"
+            )
         command = Commanded(seq.seq_id, seq.number + 1, "rollback", count=request.count)
         events = (command, *freed(seq, request.count, "rolled back"))
     elif request.verb in ("close", "fail", "expire"):
@@ -48,6 +61,8 @@ def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context
     elif request.verb == "fork":
         events = _fork(books, seq)
     else:
+        if request.verb == "logits":
+            _require_text(seq, 0)
         events = (Commanded(seq.seq_id, seq.number + 1, request.verb),)
     return Plan(len(log), events)
 
@@ -67,6 +82,7 @@ def _text(
 ) -> Commanded:
     place = place_of(books, policy, request, seq)
     length = len(request.tokens)
+    _require_text(seq, length)
     total = seq.num_tokens + length + (request.count if request.verb == "write" else 0)
     _check_room(books, seq, place, total - seq.num_tokens, max_context)
     offset = request.offset
@@ -75,6 +91,11 @@ def _text(
     command = _command(seq, request.verb, place, offset, length)
     count = request.count if request.verb == "write" else 0
     return replace(command, count=count, seal=request.seal, fresh=request.fresh)
+
+
+def _require_text(seq: Sequence, more: int) -> None:
+    if not seq.num_tokens + more:
+        raise EmptyText(f"{seq.name} has read nothing yet: pass at least one word to go on from")
 
 
 def _command(seq: Sequence, verb: str, place: Place, offset: int, length: int) -> Commanded:
@@ -115,6 +136,11 @@ def _rewrite(
     if seq.kind != "agent":
         raise SealedTier(f"{seq.name} is sealed: preload or publish a new version instead")
     tokens, start = seq.tokens(), request.start
+    if not (0 <= start < len(tokens) and request.count >= 0):
+        raise BadInput(
+            f"tokens {start} to {start + request.count} cannot be replaced: {seq.name} has "
+            f"{len(tokens)} tokens"
+        )
     segment = next(s for s in seq.segments if start < s.first_position + len(s.tokens))
     offset_in = start - segment.first_position
     inside = offset_in % segment.block_size

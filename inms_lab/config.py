@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inms_lab.errors import BadInput
 
 SMALL_CONTEXT = 2048  # tokens; below it blocks are small
+SMALL_TILE = 64  # tokens; below it, merging tiles costs more than reading them
 MIB = 1 << 20
 
 
@@ -20,7 +21,7 @@ class Config:
     """What a lab is built with. Bytes are KV bytes; each pool reserves its own region."""
 
     block_size: int = 256  # tokens
-    tile: int = 0  # tokens of one attention tile; 0: a whole block
+    tile: int = 0  # tokens of one attention tile; 0: a block, or as many as make 64 tokens
     token_budget: int = 512  # tokens computed in one step, at most
     context: int = 8192  # tokens of one context, at most
     global_bytes: int = 512 * MIB
@@ -32,12 +33,15 @@ class Config:
         for name in ("block_size", "token_budget", "context"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.tile < 0 or self.block_size % (self.tile or self.block_size):
-            raise BadInput(f"tile {self.tile} does not divide the block size {self.block_size}")
+        tile, block = self.tile_size(), self.block_size
+        if self.tile < 0 or (block % tile and tile % block):
+            raise BadInput(
+                f"a tile of {self.tile} and a block of {block}: one must divide the other"
+            )
 
     def tile_size(self) -> int:
         """Tokens of one attention tile."""
-        return self.tile or self.block_size
+        return self.tile or self.block_size * max(1, SMALL_TILE // self.block_size)
 
     def num_blocks(self, tier: str, bytes_per_token: int) -> int:
         """Whole blocks that the tier's budget holds (rounded down; none at all is an error)."""

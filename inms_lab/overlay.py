@@ -21,28 +21,30 @@ class Layered(MutableMapping[K, V]):
     def __init__(self, base: Mapping[K, V]) -> None:
         self._base = base
         self._removed: set[K] = set()
+        self._changed: dict[K, V] = {}  # keys of the base that stay in their place
         self._added: dict[K, V] = {}
 
     def __getitem__(self, key: K) -> V:
-        value = self._added.get(key, _GONE)
-        if value is not _GONE:
-            return value
+        for sheet in (self._added, self._changed):
+            value = sheet.get(key, _GONE)
+            if value is not _GONE:
+                return value
         if key in self._removed:
             raise KeyError(key)
         return self._base[key]
 
     def __setitem__(self, key: K, value: V) -> None:
-        if key in self._base:
-            self._removed.add(key)
-        self._added[key] = value
+        stays = key in self._base and key not in self._removed
+        (self._changed if stays else self._added)[key] = value
 
     def __delitem__(self, key: K) -> None:
         if key in self._added:
             del self._added[key]
         elif key in self._removed or key not in self._base:
             raise KeyError(key)
-        if key in self._base:
+        else:
             self._removed.add(key)
+            self._changed.pop(key, None)
 
     def __contains__(self, key: object) -> bool:
         return key in self._added or (key not in self._removed and key in self._base)

@@ -6,6 +6,7 @@ bypass a rule. Check numbers are those of the table in ARCHITECTURE.md. Nothing 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,10 @@ def _copied(books: Ledger, e: Copied) -> None:
 
 
 def _evicted(books: Ledger, e: Evicted) -> None:
-    pool = books.pools[e.pool_id]
+    pool, gone = books.pools[e.pool_id], Counter(e.keys)
+    require(len({*e.blocks}) == len(e.blocks), "a block is evicted once")
+    left = tuple(len(pool.index.get(key, ())) - gone[key] for key in e.keys)
+    require(e.remaining == left, f"the copies that remain are {left}")
     for block, key in zip(e.blocks, e.keys, strict=True):
         overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
         require(overwritten or block in pool.cached, f"block {block} is no victim")

@@ -107,8 +107,10 @@ class Sequence:
                 continue
             segment.truncate(keep)
             segment.open = segment.tier not in READ_ONLY
-            if keep % segment.block_size and keep < segment.length:
-                through.append((segment.pool_id, segment.blocks[keep // segment.block_size]))
+            index = keep // segment.block_size
+            if keep % segment.block_size and index < len(segment.blocks):
+                through.append((segment.pool_id, segment.blocks[index]))
+        self.to_generate = 0  # nothing is to come behind the cut
         self.trim()
         self.wanted = min(self.wanted, count)
         return through
@@ -137,8 +139,10 @@ class Sequence:
         return out
 
     def trim(self) -> None:
-        """Drop last segments that have neither tokens nor blocks."""
-        while self.segments and not self.segments[-1].tokens and not self.segments[-1].blocks:
+        """Drop last segments that have neither tokens nor blocks, unless text is to come."""
+        while self.segments and not self.to_generate:
+            if self.segments[-1].tokens or self.segments[-1].blocks:
+                break
             self.segments.pop()
 
     def move(self, state: str | None = None) -> None:
@@ -155,7 +159,8 @@ class Sequence:
         """All of it as plain data; two holders are equal exactly if these are."""
         plain = {k: v for k, v in self.__dict__.items() if k != "segments"}
         names = [n for n in Segment.__slots__ if n != "keys"]
-        return {**plain, "segments": [{n: getattr(s, n) for n in names} for s in self.segments]}
+        copies = [segment.copy() for segment in self.segments]
+        return {**plain, "segments": [{n: getattr(s, n) for n in names} for s in copies]}
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Sequence:

@@ -23,8 +23,13 @@ def span_of(seq: Sequence, chunk: Chunk, tile: int) -> Span:
         if visible <= 0:
             break
         for start in range(0, visible, tile):
+            length = min(tile, visible - start)
             slot = segment.blocks[start // size] * size + start % size
-            tiles.append(TileRef(segment.pool_id, slot, first + start, min(tile, visible - start)))
+            blocks = segment.blocks[start // size + 1 : -(-(start + length) // size)]
+            more = tuple(block * size for block in blocks)
+            tiles.append(
+                TileRef(segment.pool_id, slot, first + start, length, more, min(tile, size))
+            )
         begin = max(0, chunk.start - first)
         tokens.extend(segment.tokens[begin:visible])
         if not chunk.recompute:

@@ -2,14 +2,17 @@
 
 `read_tiles` gives, for each tile, softmax(q k^T) v over that tile alone and its log-sum-exp;
 `merge` joins the tiles of each row. Both treat every row by itself and in logical order, so a row's
-result does not depend on which other rows or tiles are computed with it. The sum over tiles is a
-binary tree on the tile's logical number: absent tiles behind a row's last one add exact zeros.
+result does not depend on which other rows or tiles are computed with it.
 Source: the online softmax (Milakov and Gimelshein 2018), merged as in FlashAttention's split form.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+
+LOWEST, TINY = -1e30, 1e-38  # stand for -inf and 0 where a row has no tile at all
 
 # A private operator, the only one that gives the log-sum-exp and reads K/V where they lie; where a
 # torch build lacks it, the plain form serves.
@@ -42,31 +45,54 @@ def read_tiles_plain(
     return out.to(q.dtype), lse
 
 
-def merge(out: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
-    """Join tile results: out [M, N, D] and lse [M, N] of N rows in logical order give [N, D].
+def merge(
+    out: torch.Tensor, lse: torch.Tensor, numbers: Sequence[int] | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join tile results: out [M, N, D] and lse [M, N] of N rows give [N, D] and [N].
 
-    An absent tile has lse -inf and out 0. A row of absent tiles only gives 0 (never NaN).
+    The merge is a binary tree over logical tile numbers (`numbers`, ascending; None: 0 .. M-1): the
+    node over tiles [j 2^k, (j+1) 2^k) is made of its two halves. An absent tile (lse -inf, out 0) is
+    an exact identity, so neither a row's neighbours nor a subtree that was joined before change
+    a bit. A row of absent tiles only gives 0, never NaN.
     """
-    top = lse.amax(dim=0)
-    top = torch.where(top == -torch.inf, torch.zeros_like(top), top)
-    weight = torch.exp(lse - top)
-    total = _tree(weight)
-    summed = _tree(out.float() * weight.unsqueeze(-1))
-    return summed / torch.where(total == 0, torch.ones_like(total), total).unsqueeze(-1)
+    at = list(range(len(out)) if numbers is None else numbers)
+    out = out.float()
+    while len(at) > 1:
+        lefts = [i for i in range(len(at) - 1) if at[i] % 2 == 0 and at[i + 1] == at[i] + 1]
+        joined = set(lefts) | {i + 1 for i in lefts}
+        rest = [i for i in range(len(at)) if i not in joined]
+        even = 2 * len(lefts)
+        if lefts == list(range(0, even, 2)):  # all pairs stand in front: no gathering
+            pairs = slice(0, even, 2), slice(1, even, 2)
+            tail = slice(even, None)
+        else:
+            pairs = lefts, [i + 1 for i in lefts]  # type: ignore[assignment]
+            tail = rest  # type: ignore[assignment]
+        if lefts:
+            a, b = pairs
+            node, node_lse = merge_state(out[a], lse[a], out[b], lse[b])
+            if rest:
+                node, node_lse = torch.cat((node, out[tail])), torch.cat((node_lse, lse[tail]))
+            parents = [at[i] // 2 for i in (*lefts, *rest)]
+            order = sorted(range(len(parents)), key=parents.__getitem__)
+            if order != list(range(len(order))):
+                node, node_lse = node[order], node_lse[order]
+            out, lse, at = node, node_lse, sorted(parents)
+        else:
+            at = [number // 2 for number in at]
+    return out[0], lse[0]
 
 
 def merge_state(
     out_a: torch.Tensor, lse_a: torch.Tensor, out_b: torch.Tensor, lse_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two attention states, out [N, D] and lse [N], as one; (0, -inf) is the identity."""
-    lse = torch.logaddexp(lse_a, lse_b)
-    return merge(torch.stack((out_a, out_b)), torch.stack((lse_a, lse_b))), lse
+    """Two attention states, out [..., D] and lse [...] in float32, as one; (0, -inf) is neutral.
 
-
-def _tree(x: torch.Tensor) -> torch.Tensor:
-    """Sum over dim 0 as a binary tree on the index: trailing zeros change no bit of it."""
-    while len(x) > 1:
-        even = len(x) // 2 * 2
-        paired = x[0:even:2] + x[1:even:2]
-        x = torch.cat((paired, x[even:])) if even < len(x) else paired
-    return x[0]
+    Only single roundings (no fused multiply-add), so that an element's bits do not depend on where
+    in a tensor it lies.
+    """
+    top = torch.maximum(lse_a, lse_b).clamp_min(LOWEST)
+    a, b = torch.exp(lse_a - top), torch.exp(lse_b - top)
+    total = (a + b).clamp_min(TINY)
+    out = out_a * (a / total).unsqueeze(-1)
+    return out.add_(out_b * (b / total).unsqueeze(-1)), top + torch.log(total)
