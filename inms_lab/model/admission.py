@@ -26,6 +26,7 @@ from inms_lab.rope import Rotation
 
 LOGIT_ERROR = 2e-4  # in fp32; of logits that are spread less than 1, this part of their spread
 LOGIT_ERROR_HALF = 5e-2  # in half precision, of the largest logit
+SMALLEST_CONTEXT = 2 * (probe.SHARED + probe.OWN)  # tokens; less leaves no room to experiment
 ADVICE = (
     "use a decoder with rotary positions and plain causal attention (Llama, Qwen2, Qwen3, Mistral "
     "without a window), or the lab's own 'smollm2-135m'"
@@ -125,12 +126,16 @@ def admit(runner: Runner, tile: int = 16) -> Admission:
         positions = _first_forward(runner, tile)
         positions.check_input()
         error, tolerance = _compare(runner, tile)
-        runner.max_context = positions.constant_length()
     except ModelRefused as reason:
         text = f"{architecture} ({runner.name}) is refused: {reason}; {ADVICE}"
         raise ModelRefused(text) from reason
-    findings = positions.findings()
-    why = named_reason(runner) or _unsafe(findings)
+    why = named_reason(runner)
+    length = positions.constant_length()
+    if length < runner.max_context:
+        why = why or "its frequencies depend on the length of the context"
+        runner.max_context = length  # beyond it, neighbours in a batch would change the angles
+    findings = positions.findings(why)
+    why = why or _unsafe(findings)
     g = runner.geometry
     runner.admission = Admission(
         name=runner.name,
@@ -152,6 +157,8 @@ def admit(runner: Runner, tile: int = 16) -> Admission:
 
 
 def _first_forward(runner: Runner, tile: int) -> Positions:
+    if runner.max_context < SMALLEST_CONTEXT:
+        raise ModelRefused(f"its contexts end at {runner.max_context} tokens")
     runner.row_multiple = rows.candidates(runner)[0]
     try:
         positions = Positions(runner, tile)

@@ -51,7 +51,6 @@ class Positions:
 
     def __init__(self, runner: Runner, tile: int) -> None:
         self.runner, self.bench = runner, Bench(runner, tile, seed=3)
-        self.last = runner.max_context - 1 - BASE  # the largest shift that the model allows
         self.near = self._watch(NEAR)
 
     def _watch(self, shifts: Sequence[int]) -> Watched:
@@ -76,9 +75,9 @@ class Positions:
 
     def constant_length(self) -> int:
         """Tokens up to which a context, and all that is batched with it, has one set of angles."""
-        if not self._moves_with(self.last):
+        same, other = NEAR[-1], _last_shift(self.runner)
+        if not self._moves_with(other):
             return self.runner.max_context
-        same, other = NEAR[-1], self.last
         while other - same > 1:
             middle = (same + other) // 2
             same, other = (same, middle) if self._moves_with(middle) else (middle, other)
@@ -94,14 +93,20 @@ class Positions:
                     return True
         return False
 
-    def findings(self) -> list[Finding]:
-        """What each layer does, by experiment alone."""
-        shifts = sorted({*NEAR, min(FURTHER, self.last), self.last})
+    def findings(self, named: str = "") -> list[Finding]:
+        """What each layer does at positions up to the runner's `max_context`.
+
+        `named` is a reason that makes every rotation of this model unsafe.
+        """
+        last = _last_shift(self.runner)
+        shifts = sorted({*NEAR, min(FURTHER, last), last})
         rotations = list(_rotations(self.runner))
         out = []
         for q, k, _ in self._watch(shifts).seen:
             xs = (_by_shift(x, len(shifts)) for x in (q, k))
-            out.append(self._finding([m for x in xs for m in _moves(x, shifts)], rotations))
+            found = self._finding([m for x in xs for m in _moves(x, shifts)], rotations)
+            spoilt = named and found.rotation
+            out.append(Finding(None, named, found.error) if spoilt else found)
         return out
 
     def _finding(self, moves: list[_Move], rotations: list[Rotation]) -> Finding:
@@ -140,6 +145,10 @@ class _Move:
 
     def turned(self, rotation: Rotation, sign: int) -> torch.Tensor:
         return rotation.turn(self.base, sign * self.shift)
+
+
+def _last_shift(runner: Runner) -> int:
+    return runner.max_context - 1 - BASE
 
 
 def _moves(xs: Sequence[torch.Tensor], shifts: Sequence[int]) -> Iterator[_Move]:

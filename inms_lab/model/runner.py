@@ -2,7 +2,7 @@
 
 Attention reaches `Batch.attend` through transformers' public interface (`AttentionInterface`), the
 batch passed as a keyword argument through the model's own forward. Not here: which models may be
-used (admission.py), where they come from (source.py).
+used (admission.py), where they come from (source.py, loader.py).
 """
 
 from __future__ import annotations
@@ -11,14 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from inms_lab.attention.batch import Batch, Span, build
-from inms_lab.errors import ModelRefused
+from inms_lab.errors import ModelCorrupted, ModelRefused
 from inms_lab.store import KVStore
+
+if TYPE_CHECKING:
+    from inms_lab.model.admission import Admission
+    from inms_lab.model.chat import ChatFormat
 
 ATTENTION = "inms"
 IGNORED = frozenset(  # keywords that change nothing about attention over an explicit batch
@@ -41,9 +45,13 @@ def attend(
     if inms_batch is None:
         raise ModelRefused("its attention drops the keyword that carries the batch")
     unknown = [n for n, x in kwargs.items() if x is not None and n not in IGNORED]
-    if unknown or attention_mask is not None or dropout:
-        name = unknown[0] if unknown else "attention_mask" if dropout == 0.0 else "dropout"
-        raise ModelRefused(f"its attention needs `{name}`, which the tile grid does not implement")
+    if attention_mask is not None:
+        unknown.append("attention_mask")
+    if dropout:
+        unknown.append("dropout")
+    if unknown:
+        names = ", ".join(f"`{name}`" for name in unknown)
+        raise ModelRefused(f"its attention needs {names}, which the tile grid does not implement")
     if key.shape[-1] != value.shape[-1]:
         raise ModelRefused("its keys and values have different head sizes")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -81,6 +89,10 @@ class Runner:
         self.max_context = int(self.config.max_position_embeddings)
         self.row_multiple = 16  # confirmed or raised by the probe of the admission
         self.bitwise = False  # set by the admission
+        self.admission: Admission | None = None
+        self.tokenizer: Any = None
+        self.chat: ChatFormat | None = None
+        self.stop_tokens: frozenset[int] = frozenset()
 
     @property
     def device(self) -> torch.device:
@@ -92,10 +104,21 @@ class Runner:
         """The weights' element type, and the KV's."""
         return self.model.dtype
 
+    def report(self) -> str:
+        """What the admission found, layer by layer."""
+        return self.admission.report() if self.admission else f"{self.name}: not admitted yet"
+
     def new_store(self) -> KVStore:
         """An empty KV store for this model."""
         g = self.geometry
         return KVStore(g.num_layers, g.num_kv_heads, g.head_dim, self.dtype, self.device)
+
+    def weights_bytes(self) -> tuple[int, int]:
+        """Bytes by the number of parameters, and of the memory behind all tensors, each once."""
+        parameters, buffers = list(self.model.parameters()), list(self.model.buffers())
+        storages = {x.untyped_storage().data_ptr(): x for x in (*parameters, *buffers)}
+        memory = sum(x.untyped_storage().nbytes() for x in storages.values())
+        return sum(x.numel() * x.itemsize for x in parameters), memory
 
     @torch.inference_mode()
     def forward(
@@ -133,11 +156,23 @@ class Runner:
             self.model.set_attn_implementation(ATTENTION)
 
 
-def load_model(folder: Path, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The causal language model in `folder`, its weights mapped where that is possible."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation="sdpa", local_files_only=True
+def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """The causal language model in `folder`, its weights mapped where that is possible.
+
+    `dtype` "auto" is the model's own. Raises `ModelCorrupted` if a weight is missing, which
+    transformers would only draw at random.
+    """
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        output_loading_info=True,
     )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelCorrupted(
+            f"{folder} lacks {len(missing)} weights (first: {missing[0]}): copy or download it again"
+        )
     return model.to(device)
 
 

@@ -1,0 +1,164 @@
+"""From a name to an admitted `Runner`, and the same for a model that is already in memory.
+
+A model that is loaded stays loaded while somebody uses it, and the last one also when nobody does,
+so that a notebook cell that is run again gets the same weights at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from inms_lab.errors import BadInput, InmsError, ModelCorrupted, ModelNotFound, ModelRefused
+from inms_lab.model.admission import ADVICE, admit
+from inms_lab.model.chat import ChatFormat
+from inms_lab.model.digest import model_digest
+from inms_lab.model.progress import say
+from inms_lab.model.runner import Runner, load_model, load_tokenizer
+from inms_lab.model.source import DEFAULT_MODEL, resolve
+
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_UNSTABLE = ("transformers_version", "_name_or_path", "architectures", "dtype")
+
+_loaded: WeakValueDictionary[tuple[str, ...], Runner] = WeakValueDictionary()
+_latest: list[Runner] = []  # at most one
+
+
+def load(
+    name: str | Path = DEFAULT_MODEL,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype | str | None = None,
+    progress: bool = True,
+) -> Runner:
+    """The admitted model called `name`: a name, a folder or a hub id (source.py says which).
+
+    Without `device`: CUDA where there is one, else the CPU. Without `dtype`: fp32 on the CPU, the
+    model's own elsewhere. Loading again gives the same `Runner` while its files are unchanged.
+    Raises `ModelNotFound`, `ModelCorrupted`, `ModelRefused` or `BadInput`.
+    """
+    place, kind = _place(device), _kind(dtype)
+    if kind is None:
+        kind = torch.float32 if place.type == "cpu" else "auto"
+    folder = resolve(name, progress=progress)
+    digest = model_digest(folder)
+    key = (str(folder.resolve()), str(place), str(kind), digest)
+    runner = _loaded.get(key)
+    if runner is None:
+        _latest.clear()  # before another model needs the memory
+        say(f"loading {name}", enabled=progress)
+        with _reading(folder):
+            model = load_model(folder, str(place), kind)
+        with _reading(folder):
+            tokenizer = load_tokenizer(folder)
+        say("trying it", enabled=progress)
+        runner = _admitted(model, tokenizer, str(name), digest)
+        _loaded[key] = runner
+    _latest[:] = [runner]
+    return runner
+
+
+def from_model(
+    model: PreTrainedModel, tokenizer: Any = None, name: str | None = None
+) -> Runner:
+    """The admitted `Runner` of a model in memory; its attention implementation is changed.
+
+    Its digest is over all parameters, buffers and the configuration.
+    """
+    return _admitted(model, tokenizer, name or type(model).__name__, _memory_digest(model))
+
+
+def _admitted(model: PreTrainedModel, tokenizer: Any, name: str, digest: str) -> Runner:
+    try:
+        runner = Runner(model, name, digest)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ModelRefused(
+            f"{type(model).__name__} ({name}) is refused: its configuration is not one of a decoder "
+            f"with attention in every layer ({error}); {ADVICE}"
+        ) from error
+    admit(runner)
+    runner.tokenizer = tokenizer
+    runner.chat = ChatFormat.of(tokenizer) if tokenizer is not None else None
+    runner.stop_tokens = _stop_tokens(model, tokenizer)
+    return runner
+
+
+def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
+    """Every id that ends a text, of the generation configuration and of the tokenizer."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = ids if isinstance(ids, (list, tuple)) else [ids]
+    return frozenset(
+        int(i) for i in (*listed, getattr(tokenizer, "eos_token_id", None)) if i is not None
+    )
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Without transformers' own bars; whatever goes wrong becomes an exception of ours."""
+    had_bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    except (InmsError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # readers of many formats, each with exceptions of its own
+        raise _unreadable(folder, error) from error
+    finally:
+        if had_bars:
+            logging.enable_progress_bar()
+
+
+def _unreadable(folder: Path, error: Exception) -> InmsError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    try:
+        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return ModelCorrupted(f"{folder / 'config.json'} is damaged: copy or download it again")
+    if "model type" in reason or "Unrecognized configuration class" in reason:
+        return ModelRefused(f"{kind!r} ({folder}) is no causal language model here; {ADVICE}")
+    if not any((folder / file).exists() for file in _TOKENIZERS):
+        return ModelNotFound(
+            f"{folder} has no tokenizer: copy the tokenizer's files (tokenizer.json, "
+            f"tokenizer_config.json) beside the weights, or use inms_lab.model.from_model()"
+        )
+    return ModelCorrupted(f"{folder} cannot be read ({reason}): copy or download it again")
+
+
+def _place(device: str | torch.device | None) -> torch.device:
+    try:
+        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError as error:
+        raise BadInput(f"there is no device {device!r}: use 'cpu', 'cuda' or 'cuda:1'") from error
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise BadInput(f"this machine has {torch.cuda.device_count()} CUDA devices, not {device!r}")
+    return place
+
+
+def _kind(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
+    kind = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
+    if dtype is None or kind == "auto":
+        return kind
+    if not isinstance(kind, torch.dtype) or not kind.is_floating_point:
+        raise BadInput(f"{dtype!r} is no element type: use 'float32', 'bfloat16' or 'float16'")
+    return kind
+
+
+def _memory_digest(model: PreTrainedModel) -> str:
+    """32 hex digits that name the content of all tensors and the configuration."""
+    digest = blake2b(digest_size=16, person=b"inms-memory")
+    config = {k: v for k, v in model.config.to_dict().items() if k not in _UNSTABLE}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        digest.update(f";{name}:{tensor.dtype}:{tuple(tensor.shape)}=".encode())
+        raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.hexdigest()
