@@ -1,4 +1,4 @@
-"""Do the books balance? Conservation in every pool, and refcounts against tables. Changes nothing."""
+"""Do the books balance? Conservation in every pool, refcounts against tables. Changes nothing."""
 
 from __future__ import annotations
 

@@ -120,10 +120,13 @@ def _check_room(books: Ledger, seq: Sequence, place: Place, more: int, max_conte
         )
     pool = books.pools[place.pool_id]
     size = pool.block_size
-    held = sum(-(-len(s.tokens) // size) for s in seq.segments if s.pool_id == place.pool_id)
-    if held + -(-more // size) > pool.spec.num_blocks + 1:  # + 1: the text may be packed
+    mine = [s for s in seq.segments if s.pool_id == place.pool_id]
+    held = sum(-(-len(s.tokens) // size) for s in mine)
+    free = -len(mine[-1].tokens) % size if mine and mine[-1].open else 0
+    needed = -(-max(0, more - free) // size)
+    if held + needed > pool.spec.num_blocks:
         raise TextTooLarge(
-            f"{more} tokens need {-(-more // size)} blocks, {seq.name} has {held}, and the pool "
+            f"{more} tokens need {needed} blocks more, {seq.name} has {held}, and the pool "
             f"{place.pool_id} has {pool.spec.num_blocks} in all: give the lab a larger pool"
         )
 

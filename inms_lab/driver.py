@@ -203,18 +203,22 @@ class Driver:
     # stopping -------------------------------------------------------------------------------
 
     def interrupt(self) -> None:
-        """Stop the step in flight and every program; the lab stays usable."""
+        """Stop the step in flight (between two layers) and every program; the lab stays usable."""
         if self.closed:
             return
         self.engine.cancel.set()
+        cleaned = threading.Event()
 
         def clean() -> None:
             for task in list(self.programs):
                 task.cancel()
             self.engine.stop_all(StepInterrupted("the run was interrupted; the lab is usable"))
             self.engine.cancel.clear()
+            cleaned.set()
 
         self.loop.call_soon_threadsafe(clean)
+        if not self.is_inside:
+            cleaned.wait(timeout=30)
 
     def close(self) -> None:
         """End the thread; nothing can be driven any more."""

@@ -77,4 +77,10 @@ class Group:
         else:
             last.future.set_result(None)
         self.records.append(record)
+        last.future.add_done_callback(lambda f: self._withdraw(record) if f.exception() else None)
         return record, last
+
+    def _withdraw(self, record: Record) -> None:
+        """A record that could not be encoded is nobody's to attach."""
+        self.records.remove(record)
+        self.lab.engine.end(record.seq_id, "fail", "the record could not be encoded")

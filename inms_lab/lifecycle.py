@@ -21,7 +21,8 @@ LIVE = frozenset((REGISTERED, PREFILLING, READY, DECODING))
 ENDED = frozenset((FINISHED, FAILED, EXPIRED))
 
 MOVES: dict[str, frozenset[str]] = {
-    REGISTERED: frozenset((PREFILLING, DECODING)) | ENDED,  # decoding: one opening token to go on
+    # decoding: one opening token to go on; ready: a fork of an idle holder that lost its KV
+    REGISTERED: frozenset((PREFILLING, DECODING, READY)) | ENDED,
     PREFILLING: frozenset((READY, DECODING, REGISTERED)) | ENDED,  # registered: rolled back to none
     READY: frozenset((PREFILLING, DECODING, REGISTERED)) | ENDED,  # prefilling: text, or preempted
     DECODING: frozenset((PREFILLING, READY, REGISTERED)) | ENDED,  # prefilling: preempted

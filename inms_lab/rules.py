@@ -26,7 +26,7 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.label import may_hold
+from inms_lab.label import may_hold, private
 
 if TYPE_CHECKING:
     from inms_lab.ledger import Ledger
@@ -46,7 +46,10 @@ def require(condition: object, rule: str) -> None:
 
 def check(books: Ledger, event: Event) -> None:
     """Raise `PlanInvalid` with the rule that `event` would break on these books."""
-    _RULES[type(event)](books, event)
+    try:
+        _RULES[type(event)](books, event)
+    except (LookupError, ValueError) as error:  # no such holder, pool, block; unequal tuples
+        raise PlanInvalid(f"{type(event).__name__} names what does not exist: {error!r}") from error
 
 
 def may_write(seq: Sequence, tier: str) -> bool:
@@ -86,7 +89,8 @@ def _commanded(books: Ledger, e: Commanded) -> None:
         require(pool.spec.tier == e.tier, f"{e.pool_id} is not of tier {e.tier}")
         ceiling = frozenset(pool.spec.label)
         require("*" in ceiling or may_hold(e.label, ceiling), f"label too high for {e.pool_id}")
-        require(frozenset(e.label) >= seq.label(), "a label is the join of all that stands before")
+        own = private(seq.name) if e.tier == "private" else ceiling
+        require(frozenset(e.label) >= seq.label() | own, "a label joins the text's and all before")
     elif e.verb == "rollback":
         require(0 <= e.count <= seq.num_tokens, "a rollback keeps some of the tokens")
         idle = all(segment.length == segment.computed for segment in seq.segments)
@@ -101,7 +105,7 @@ def _released(books: Ledger, e: Released) -> None:
 
 
 def _shared(books: Ledger, e: Shared) -> None:
-    seq, segment, pool = _where(books, e)
+    seq, segment, pool = _end_of(books, e)
     require(segment.length == segment.computed, "blocks are mounted before the step writes")
     first = len(segment.blocks)
     require(first * segment.block_size == segment.length, "mounted blocks start at a block's start")
@@ -111,8 +115,9 @@ def _shared(books: Ledger, e: Shared) -> None:
         require(clears(seq, pool.labels.get(block, ())), f"block {block}: label (check 4)")
         if e.cause == "fork":
             donor = books.sequences[seq.parent_id].segments[e.segment]
-            there = index < len(donor.blocks) and donor.blocks[index] == block
-            require(there and e.length <= donor.computed, "a fork shares its parent's blocks")
+            there = donor.blocks[index : index + 1] == [block] and e.length <= donor.computed
+            same = donor.root == segment.root and donor.chain(index) == segment.chain(index)
+            require(there and same, "a fork shares what it has in common with its parent")
             continue
         written = block in pool.keys
         require(written or "pending" in seq.off, f"block {block} is not published (check 2)")
@@ -124,9 +129,11 @@ def _shared(books: Ledger, e: Shared) -> None:
 
 
 def _allocated(books: Ledger, e: Allocated) -> None:
-    seq, segment, pool = _where(books, e)
+    seq, segment, pool = _end_of(books, e)
     require(may_write(seq, pool.spec.tier), f"a {seq.kind} may not write to {e.pool_id}")
     require(segment.length < e.length <= len(segment.tokens), "slots and tokens differ")
+    if segment.length % segment.block_size:
+        require(_owned(pool, segment.blocks[-1]), "the block before is not the writer's alone")
     require(e.blocks == pool.next_free(len(e.blocks)), "not the head of the free queue")
     first = len(segment.blocks)
     keys = tuple(segment.key(first + i) for i in range(len(e.blocks)))
@@ -135,7 +142,7 @@ def _allocated(books: Ledger, e: Allocated) -> None:
 
 
 def _copied(books: Ledger, e: Copied) -> None:
-    seq, segment, pool = _where(books, e)
+    seq, segment, pool = _end_of(books, e)
     source, start = books.pools[e.src_pool], e.index * segment.block_size
     require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
     require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
@@ -144,10 +151,14 @@ def _copied(books: Ledger, e: Copied) -> None:
     require(0 < e.num_slots <= segment.block_size, "a copy has slots")
     require(start + e.num_slots <= len(segment.tokens), "slots and tokens differ")
     if e.index == len(segment.blocks):
-        require(segment.length == segment.computed == start, "a copy continues the table")
+        require(segment.length == segment.computed == start == 0, "a copy begins a segment")
+        same = source.tokens[e.src].startswith(segment.tokens[: e.num_slots].tobytes())
+        there = same and seq.begins_as(e.segment, source, e.src)
+        require(there, f"block {e.src}: other tokens, or behind other text (checks 1 and 5)")
     else:
         entry = (segment.pool_id, segment.blocks[e.index])
         require(entry == (e.src_pool, e.src), "the source is not the table's entry")
+        require(start + e.num_slots == segment.computed, "a copy keeps what is written")
 
 
 def _evicted(books: Ledger, e: Evicted) -> None:
@@ -162,7 +173,7 @@ def _evicted(books: Ledger, e: Evicted) -> None:
 
 
 def _let_go(books: Ledger, e: Freed | Aborted) -> None:
-    _, segment, _ = _where(books, e)
+    _, segment, _ = _end_of(books, e)
     tail = segment.blocks[len(segment.blocks) - len(e.blocks) :]
     require(list(e.blocks) == tail[::-1], "blocks are let go from the end of the table")
     require(e.length <= segment.length, "a release adds no slots")
@@ -178,8 +189,7 @@ def _stepped(books: Ledger, e: Stepped) -> None:
             count = min(num_computed, segment.room)
             pool, size, here = books.pools[segment.pool_id], segment.block_size, segment.computed
             for block in segment.blocks[here // size : -(-(here + count) // size)] if count else ():
-                own = pool.refs[block] == 1 and block not in pool.keys
-                require(own, f"block {block} is written while others hold it or may find it")
+                require(_owned(pool, block), f"block {block} is written and has other readers")
             num_computed -= count
         require(num_computed == 0, f"holder {seq_id} computed tokens without slots")
         require(num_sampled <= seq.to_generate, f"holder {seq_id} was not asked for tokens")
@@ -202,6 +212,19 @@ def _where(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
     segment = seq.segments[e.segment]
     require(segment.pool_id == e.pool_id, f"segment {e.segment} is not in {e.pool_id}")
     return seq, segment, books.pools[e.pool_id]
+
+
+def _end_of(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
+    """Where a table may change: all blocks that stand before are there, none stands behind."""
+    seq, segment, pool = _where(books, e)
+    full = all(len(s.blocks) * s.block_size >= len(s.tokens) for s in seq.segments[: e.segment])
+    last = not any(s.blocks for s in seq.segments[e.segment + 1 :])
+    require(full and last, "blocks come and go at the end of what a holder has")
+    return seq, segment, pool
+
+
+def _owned(pool: Pool, block: int) -> bool:
+    return pool.refs[block] == 1 and block not in pool.keys
 
 
 def _fits(segment: Segment, count: int, length: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from inms_lab import lifecycle
 from inms_lab.events import Commanded, Registered
-from inms_lab.fingerprint import label_bytes
+from inms_lab.fingerprint import block_key, label_bytes
 from inms_lab.label import Label
+from inms_lab.pool import Pool
 from inms_lab.segment import Segment
 
 READ_ONLY = ("global", "group")  # tiers that only a prompt's or a record's holder writes
@@ -114,6 +115,18 @@ class Sequence:
         self.trim()
         self.wanted = min(self.wanted, count)
         return through
+
+    def begins_as(self, number: int, pool: Pool, block: int) -> bool:
+        """Whether a published block stands behind exactly what segment `number` stands behind."""
+        segment, tokens = self.segments[number], array("i", pool.tokens[block])
+        label = label_bytes(() if "label" in self.off else pool.labels[block])
+        parents = [segment.root]
+        if number:  # what was cut at the end of one of its blocks
+            before = self.segments[number - 1]
+            parents.append(before.chain(len(before.tokens) // before.block_size - 1))
+        at = segment.first_position
+        known = any(block_key(p, label, at, tokens) == pool.keys[block] for p in parents)
+        return known or "position" in self.off
 
     def take_text(self, parent: Sequence) -> None:
         """A fork knows its parent's tokens; the blocks are mounted by `Shared`."""

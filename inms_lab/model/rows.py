@@ -10,9 +10,11 @@ with a fixed number of threads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from inms_lab.attention.tiles import read_tiles
 from inms_lab.model import probe
@@ -55,10 +57,10 @@ def _operations_agree(runner: Runner, tile: int) -> bool:
     """Matrix products of every shape that the model has, and tile reads, at many row counts."""
     multiple, generator = runner.row_multiple, torch.Generator().manual_seed(0)
     counts = sorted({-(-count // multiple) * multiple for count in MANY})
-    for linear in _linears(runner.model):
-        few = [c for c in counts if c <= 64 or linear.weight.numel() <= HEAD]
-        x = torch.randn(1, max(few), linear.in_features, generator=generator)
-        if not _rows_agree(linear, x, few):
+    for weight, bias in _products(runner.model):
+        few = [c for c in counts if c <= 64 or weight.numel() <= HEAD]
+        x = torch.randn(1, max(few), weight.shape[1], generator=generator)
+        if not _rows_agree(partial(functional.linear, weight=weight, bias=bias), x, few):
             return False
     g = runner.geometry
     queries = torch.randn(g.num_kv_heads, counts[-1], g.head_dim, generator=generator)
@@ -71,10 +73,11 @@ def _operations_agree(runner: Runner, tile: int) -> bool:
     return True
 
 
-def _linears(model: nn.Module) -> list[nn.Linear]:
-    """One linear layer of each shape."""
-    found = (module for module in model.modules() if isinstance(module, nn.Linear))
-    shapes = {(f.in_features, f.out_features, f.bias is None): f for f in found}
+def _products(model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Weight and bias of one linear layer of each shape."""
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    plain = (f for f in linears if f.weight.dtype == torch.float32)  # a quantised one has no rows
+    shapes = {(f.weight.shape, f.bias is None): (f.weight, f.bias) for f in plain}
     return list(shapes.values())
 
 

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 
 ATTENTION = "inms"
 IGNORED = frozenset(  # keywords that change nothing about attention over an explicit batch
-    ("position_ids", "use_cache", "cache", "cache_position", "is_causal", "output_attentions")
+    (
+        *("position_ids", "use_cache", "cache", "cache_position", "is_causal"),
+        *("output_attentions", "output_router_logits"),
+    )
 )
 
 
