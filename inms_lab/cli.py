@@ -58,7 +58,7 @@ def demo(
             "choose a smaller --scale or a model with a longer context"
         )
     config = Config(
-        block_size=block_size or default_block_size(total),
+        block_size=default_block_size(total) if block_size is None else block_size,
         context=runner.max_context,
         private_bytes=parse_bytes(pool_bytes) if pool_bytes else Config().private_bytes,
     )
