@@ -20,7 +20,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan
 from inms_lab.policy import PRIVATE, Place, Policy
-from inms_lab.release import freed
+from inms_lab.release import forgotten, freed
 from inms_lab.request import Request
 from inms_lab.rules import may_write
 from inms_lab.sequence import Sequence
@@ -40,14 +40,16 @@ def check_tokens(request: Request, vocab_size: int) -> None:
             )
 
 
-def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context: int) -> Plan:
+def entry(
+    books: Ledger, log: Log, policy: Policy, request: Request, max_context: int, tile: int = 1
+) -> Plan:
     """The plan that takes `request` into the books now. Token ids go into the table."""
     seq = books.sequences[request.seq_id]
     events: tuple[Event, ...]
     if request.verb in ("append", "write"):
         events = (_text(books, log, policy, request, seq, max_context),)
     elif request.verb == "rewrite":
-        events = _rewrite(books, log, policy, request, seq, max_context)
+        events = _rewrite(books, log, policy, request, seq, max_context, tile)
     elif request.verb == "rollback":
         if not 0 <= request.count <= seq.num_tokens:
             raise BadInput(
@@ -57,7 +59,8 @@ def entry(books: Ledger, log: Log, policy: Policy, request: Request, max_context
         events = (command, *freed(seq, request.count, "rolled back"))
     elif request.verb in ("close", "fail", "expire"):
         command = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
-        events = (command, *freed(seq, 0, request.verb, policy.forgets_private))
+        left = forgotten(books, seq) if policy.forgets_private else ()
+        events = (command, *left, *freed(seq, 0, request.verb, policy.forgets_private))
     elif request.verb == "fork":
         events = _fork(books, seq)
     else:
@@ -132,10 +135,18 @@ def _check_room(books: Ledger, seq: Sequence, place: Place, more: int, max_conte
 
 
 def _rewrite(
-    books: Ledger, log: Log, policy: Policy, request: Request, seq: Sequence, max_context: int
+    books: Ledger,
+    log: Log,
+    policy: Policy,
+    request: Request,
+    seq: Sequence,
+    max_context: int,
+    tile: int,
 ) -> tuple[Event, ...]:
     """Replace tokens in the middle: what stands before stays mounted; the block that the edit goes
-    through is copied up to the edit if it belongs to a tier that this holder may only read."""
+    through is copied up to the edit if it belongs to a tier that this holder may only read. Where a
+    tile is several blocks the new segment begins with the tile: so the tile grid, and with it every
+    bit, is the same whether its KV is copied or computed again."""
     if seq.kind != "agent":
         raise SealedTier(f"{seq.name} is sealed: preload or publish a new version instead")
     tokens, start = seq.tokens(), request.start
@@ -146,8 +157,10 @@ def _rewrite(
         )
     segment = next(s for s in seq.segments if start < s.first_position + len(s.tokens))
     offset_in = start - segment.first_position
-    inside = offset_in % segment.block_size
+    size = segment.block_size
+    inside = offset_in % max(size, tile)
     keep = start if may_write(seq, segment.tier) else start - inside
+    keep_block = (offset_in - inside) // size
     tail = [*tokens[keep:start], *request.tokens, *tokens[start + request.count :]]
     rollback = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
     releases = freed(seq, keep, "rewritten")
@@ -161,13 +174,19 @@ def _rewrite(
     append = _command(seq, "append", place, *log.add_tokens(tail))
     trial.apply(append)
     events: tuple[Event, ...] = (rollback, *releases, append)
-    free = trial.pools[place.pool_id].next_free(1)
-    if keep == start or segment.computed < offset_in or not free:
+    if keep == start or segment.computed < offset_in:
         return events
-    source = segment.blocks[offset_in // segment.block_size]
     number = len(trial.sequences[seq.seq_id].segments) - 1
-    there = (segment.pool_id, source, place.pool_id, free[0], inside)
-    return (*events, Copied(seq.seq_id, number, 0, *there))
+    sources = segment.blocks[keep_block : -(-offset_in // size)]
+    free = trial.pools[place.pool_id].next_free(len(sources))
+    copies = (
+        Copied(
+            seq.seq_id, number, index, segment.pool_id, source, place.pool_id, target,
+            min(size, inside - index * size),
+        )
+        for index, (source, target) in enumerate(zip(sources, free, strict=False))
+    )  # fmt: skip
+    return (*events, *copies)
 
 
 def _fork(books: Ledger, seq: Sequence) -> tuple[Event, ...]:

@@ -66,6 +66,11 @@ class Desk:
             if request.verb == "append" and seq.num_computed >= target:
                 self._finish(request, request.target)
 
+    def refuse_rest(self, seq_id: int, error: Exception) -> None:
+        """What was asked behind a refused request counted on it: it gets the same error."""
+        for request in self.queues.pop(seq_id, ()):
+            request.future.set_exception(error)
+
     def drop(self, seq_id: int, error: Exception) -> None:
         """The holder has ended: whatever it still asks for is answered with `error`."""
         waiting = [*self.running.pop(seq_id, ()), *self.queues.pop(seq_id, ())]

@@ -171,8 +171,8 @@ class Driver:
                     )
                 if report is not None:
                     limit = limit - 1 if limit is not None else None
-                    for hook in self.on_step:
-                        hook(report)
+                    for hook in tuple(self.on_step):
+                        self._tell(hook, report)
             elif self.programs:
                 self.awake.clear()
                 waker = asyncio.ensure_future(self.awake.wait())
@@ -180,6 +180,12 @@ class Driver:
                 waker.cancel()
             else:
                 return
+
+    def _tell(self, hook: Callable[[StepReport], None], report: StepReport) -> None:
+        try:
+            hook(report)
+        except Exception as error:  # a viewer's fault is not the engine's; `assert_clean` raises it
+            self.engine.desk.hook_errors.append(error)
 
     async def _settle(self) -> None:
         """Let programs run until each waits for the engine, or for the world outside."""

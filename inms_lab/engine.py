@@ -138,10 +138,12 @@ class Engine:
         try:
             if not seq.is_live:
                 raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
-            plan = entry(self.ledger, self.log, self.policy, request, self.context)
+            tile = self.config.tile_size()
+            plan = entry(self.ledger, self.log, self.policy, request, self.context, tile)
             self._commit(plan)
         except InmsError as error:
             request.future.set_exception(error)
+            self.desk.refuse_rest(seq.seq_id, error)
             return
         if request.verb in ("append", "write", "logits"):
             self.desk.start(request, seq)

@@ -61,7 +61,7 @@ class Lab:
         limit = min(context or self.model.max_context, self.model.max_context)
         if config is None:
             config = Config(
-                block_size=block_size or default_block_size(limit),
+                block_size=default_block_size(limit) if block_size is None else block_size,
                 context=limit,
                 token_budget=token_budget,
                 debug=debug,
@@ -211,10 +211,12 @@ class Lab:
         """End every holder, give all blocks back, stop the thread. The log stays readable."""
         if self.closed:
             return
-        self.driver.interrupt()
-        self.driver.call(self._end_all)
-        self.driver.close()
-        self.closed = True
+        self.closed = True  # first: nothing enters from now on, and viewers keep their last picture
+        try:
+            self.driver.interrupt()
+            self.driver.call(self._end_all)
+        finally:
+            self.driver.close()
 
     def _end_all(self) -> None:
         for seq in sorted(self.engine.ledger.sequences.values(), key=lambda s: -s.seq_id):

@@ -9,7 +9,7 @@ door.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 
 from inms_lab.events import Allocated, Copied, Event, Evicted, Shared
@@ -75,7 +75,7 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
         if len(blocks) < len(keys) + copies:
             return NoRoom(seq_id, segment.pool_id, len(keys) + copies, len(blocks))
         if victims:
-            events.append(_evicted(pool, victims, "room", events))
+            events.append(evicted(pool, victims, "room", events))
         if partial is not None and copies:
             index, slots = here // size, here % size
             where = (segment.pool_id, partial, segment.pool_id, blocks[0], slots)
@@ -84,7 +84,7 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
                 Decision(number, index, 1, "copied", "another holder reads this block")
             )
         elif partial is not None and partial in pool.keys:
-            events.append(_evicted(pool, (partial,), "overwritten", events))
+            events.append(evicted(pool, (partial,), "overwritten", events))
         if keys:
             fresh = blocks[copies:]
             events.append(Allocated(seq_id, number, segment.pool_id, fresh, keys, end))
@@ -125,7 +125,8 @@ def _take(
     return blocks, blocks[max(0, num_free - already) :]
 
 
-def _evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: list[Event]) -> Evicted:
+def evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: Iterable[Event]) -> Evicted:
+    """The event that takes these blocks' identity, behind those that the plan holds already."""
     pool_id, keys = pool.spec.pool_id, tuple(pool.keys[block] for block in blocks)
     earlier = (e.keys for e in before if isinstance(e, Evicted) and e.pool_id == pool_id)
     gone = Counter(chain(keys, *earlier))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from inms_lab.events import Aborted, Event, Freed
+from inms_lab.events import Aborted, Event, Evicted, Freed
+from inms_lab.label import private
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Chunk, Plan
+from inms_lab.plan import evicted
 from inms_lab.sequence import READ_ONLY, Sequence
 
 
@@ -22,6 +24,16 @@ def freed(seq: Sequence, keep: int, cause: str, forget: bool = False) -> tuple[F
             where = (seq.seq_id, number, segment.pool_id)
             out.append(Freed(*where, blocks, length, cause, forgets))
     return tuple(out)
+
+
+def forgotten(books: Ledger, seq: Sequence) -> tuple[Evicted, ...]:
+    """What a principal left behind in the caches, when its last holder ends: nobody may find it."""
+    others = (s for s in books.sequences.values() if s.is_live and s.seq_id != seq.seq_id)
+    if any((s.tenant, s.name) == (seq.tenant, seq.name) for s in others):
+        return ()
+    (own,) = private(seq.name)
+    left = ((p, tuple(b for b in p.cached if own in p.labels[b])) for p in books.pools.values())
+    return tuple(evicted(pool, blocks, "forgotten", ()) for pool, blocks in left if blocks)
 
 
 def plan_preempt(

@@ -1,31 +1,38 @@
-"""Re-running the cell that makes a lab closes the lab that its earlier run made."""
+"""Re-running a cell closes what its earlier run made: a lab, a view."""
 
 from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from inms_lab.lab import Lab
-
-_MADE: dict[str, tuple[int, list[weakref.ref[Lab]]]] = {}  # cell -> (execution, its labs)
+from typing import Protocol
 
 
-def register(lab: Lab) -> int:
-    """Remember which cell made `lab`; gives the number of earlier labs that were closed."""
+class Closable(Protocol):
+    """A lab or a view."""
+
+    closed: bool
+
+    def close(self) -> None:
+        """End it."""
+
+
+_MADE: dict[str, tuple[int, list[weakref.ref[Closable]]]] = {}  # cell -> (execution, made there)
+
+
+def register(made: Closable) -> int:
+    """Remember which cell made this; gives the number of earlier ones of its kind it closed."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     if shell is None:
         return 0
     parent = getattr(shell, "parent_header", None) or {}
     cell = (parent.get("metadata") or {}).get("cellId") or shell.user_ns.get("_ih", [""])[-1]
     count = shell.execution_count
-    before, labs = _MADE.get(cell, (count, []))
+    before, earlier = _MADE.get(cell, (count, []))
     closed = 0
     if before != count:
-        for earlier in filter(None, (ref() for ref in labs)):
-            closed += not earlier.closed
-            earlier.close()
-        labs = []
-    _MADE[cell] = (count, [*labs, weakref.ref(lab)])
+        for old in filter(None, (ref() for ref in earlier)):
+            closed += not old.closed and type(old) is type(made)
+            old.close()
+        earlier = []
+    _MADE[cell] = (count, [*earlier, weakref.ref(made)])
     return closed

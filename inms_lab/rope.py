@@ -42,7 +42,7 @@ class Rotation:
         return f"{layout}, partial {self.num_rotated}/{self.head_dim}" if is_partial else layout
 
     def turn(self, x: torch.Tensor, shift: int | torch.Tensor) -> torch.Tensor:
-        """Turn x [..., D] by `shift` positions (one, or one for each x: [...]); float32 [..., D]."""
+        """Turn x [..., D] by `shift` positions (one, or [...] of them); float32 [..., D]."""
         x, n = x.float(), self.num_rotated
         shifts = torch.as_tensor(shift, device=x.device).float()
         angle = shifts.unsqueeze(-1) * self.inv_freq.to(x.device, torch.float32)

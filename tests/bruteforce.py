@@ -164,7 +164,9 @@ class Books:
             parent = self.holders[e.parent_id]
             _ask(parent.live and parent.clearance == new.clearance, "a fork has one principal")
             for p in parent.parts:
-                copy = Part(p.pool_id, p.tier, p.label, p.indexed, p.size, p.behind, p.taint, p.open)
+                copy = Part(
+                    p.pool_id, p.tier, p.label, p.indexed, p.size, p.behind, p.taint, p.open
+                )
                 copy.tokens, copy.contexts = list(p.tokens), list(p.contexts)
                 new.parts.append(copy)
         self.holders[e.seq_id] = new

@@ -1,8 +1,8 @@
 """Tiny random models of many architectures, fast enough to build in every test.
 
-Weights are drawn wide (standard deviation 0.3), so that attention is not flat and the margin between
-the two best tokens is real. `WANTED` are those that the lab must admit, `REFUSED` those that it must
-turn down by name; `OTHERS` are admitted too, with rotations worth a look.
+Weights are drawn wide (standard deviation 0.3), so that attention is not flat and the margin of the
+best token is real. `WANTED` are those that the lab must admit, `REFUSED` those that it must turn
+down by name; `OTHERS` are admitted too, with rotations worth a look.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     CohereConfig,
     Gemma2Config,
     GlmConfig,
@@ -20,7 +21,10 @@ from transformers import (
     GptOssConfig,
     HunYuanDenseV1Config,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
+    MixtralConfig,
+    NanoChatConfig,
     PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -134,7 +138,9 @@ def phi(**settings: Any) -> PreTrainedModel:
 
 def stablelm(**settings: Any) -> PreTrainedModel:
     """StableLM: only a quarter of each head is rotated."""
-    return build(StableLmConfig, rope_parameters=THETA | {"partial_rotary_factor": 0.25}, **settings)
+    return build(
+        StableLmConfig, rope_parameters=THETA | {"partial_rotary_factor": 0.25}, **settings
+    )
 
 
 def cohere(**settings: Any) -> PreTrainedModel:
@@ -152,10 +158,19 @@ def hunyuan(**settings: Any) -> PreTrainedModel:
     return build(HunYuanDenseV1Config, use_qk_norm=True, **settings)
 
 
+def nanochat(**settings: Any) -> PreTrainedModel:
+    """Nanochat: turns by the negative of the usual angles."""
+    return build(NanoChatConfig, **settings)
+
+
+def mixtral(**settings: Any) -> PreTrainedModel:
+    """Mixtral: how many rows an expert sees depends on all rows of a forward."""
+    return build(MixtralConfig, num_local_experts=4, num_experts_per_tok=2, **settings)
+
+
 def gpt2(**settings: Any) -> PreTrainedModel:
     """GPT-2: positions are learned and added to the input."""
-    sizes = {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 1024}
-    return build(GPT2Config, **sizes, **settings)
+    return build(GPT2Config, num_key_value_heads=4, **settings)
 
 
 def gemma2(**settings: Any) -> PreTrainedModel:
@@ -173,6 +188,16 @@ def mistral_with_window(**settings: Any) -> PreTrainedModel:
     return mistral(sliding_window=32, **settings)
 
 
+def bloom(**settings: Any) -> PreTrainedModel:
+    """Bloom: ALiBi, and an attention of its own."""
+    return build(BloomConfig, **settings)
+
+
+def mamba(**settings: Any) -> PreTrainedModel:
+    """Mamba: no attention at all."""
+    return build(MambaConfig, **settings)
+
+
 Builder = Callable[..., PreTrainedModel]
 WANTED: dict[str, Builder] = {
     "llama": llama,
@@ -185,10 +210,11 @@ WANTED: dict[str, Builder] = {
 OTHERS: dict[str, Builder] = {
     "smollm3": smollm3,
     "phi": phi,
-    "stablelm": stablelm,
     "cohere": cohere,
     "glm": glm,
+    "mixtral": mixtral,
     "hunyuan": hunyuan,
+    "nanochat": nanochat,
     "dynamic": dynamic,
     "longrope": longrope,
 }
@@ -197,4 +223,7 @@ REFUSED: dict[str, Builder] = {
     "gemma2": gemma2,
     "gpt_oss": gpt_oss,
     "mistral_with_window": mistral_with_window,
+    "stablelm": stablelm,
+    "bloom": bloom,
+    "mamba": mamba,
 }

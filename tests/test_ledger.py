@@ -16,9 +16,19 @@ from toy import Interrupt, Toy, plain
 
 import inms_lab.engine
 from inms_lab import audit
-from inms_lab.errors import InmsError
-from inms_lab.events import EVENT_TYPES, Copied, Event, Evicted, Freed, Published, Registered
-from inms_lab.events import Commanded, Released, Shared  # fmt: skip
+from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted
+from inms_lab.events import (
+    EVENT_TYPES,
+    Commanded,
+    Copied,
+    Event,
+    Evicted,
+    Freed,
+    PoolOpened,
+    Published,
+    Registered,
+    Released,
+)
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Plan
 from inms_lab.plan import plan_extend
@@ -26,6 +36,7 @@ from inms_lab.policy import MODES
 from inms_lab.schedule import schedule
 
 VOCAB = 5
+ORDINARY = (BadInput, AgentClosed, PoolExhausted)  # what a request may be answered with
 STEMS = ([1, 2, 3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 4, 4], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2], [3, 0, 3])
 
 
@@ -34,7 +45,7 @@ class Player:
 
     def __init__(self, mode: str, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.toy = Toy(mode, size=4, blocks=(7, 7, 16 if mode == "inms" else 22))
+        self.toy = Toy(mode, size=4, blocks=(6, 6, 18 if mode == "inms" else 26))
         self.toy.on_event.append(self._saw)
         self.shares = MODES[mode].encodes_prompts
         self.prompts: dict[int, list[list[int]]] = {}
@@ -45,19 +56,19 @@ class Player:
         self.seen: Counter[str] = Counter()
         self.last_cut: dict[int, str] = {}
         self.operations: list[tuple[Callable[[], None], int]] = [
-            (self.new_agent, 4),
-            (self.new_prompt, 2),
+            (self.new_agent, 5),
+            (self.new_prompt, 3),
             (self.new_record, 3),
             (self.close_shared, 2),
             (self.mount, 6),
-            (self.append, 10),
-            (self.write, 10),
+            (self.append, 7),
+            (self.write, 8),
             (self.logits, 2),
-            (self.fork, 4),
-            (self.rollback, 5),
-            (self.rewrite, 4),
-            (self.end, 2),
-            (self.step, 40),
+            (self.fork, 6),
+            (self.rollback, 8),
+            (self.rewrite, 6),
+            (self.end, 4),
+            (self.step, 45),
             (self.interrupt, 2),
         ]
 
@@ -87,8 +98,8 @@ class Player:
         for future in [f for f in self.futures if f.done()]:
             self.futures.remove(future)
             error = future.exception()
-            assert error is None or isinstance(error, InmsError), repr(error)
-            self.seen[type(error).__name__] += 1
+            assert error is None or isinstance(error, ORDINARY), repr(error)
+            self.seen["answered" if error is None else type(error).__name__] += 1
             if error is None and future in self.forks:
                 self.agents.append(future.result())
         live = self.toy.ledger.sequences
@@ -96,7 +107,7 @@ class Player:
 
     # operations -----------------------------------------------------------------------------
 
-    def text(self, most: int = 14) -> list[int]:
+    def text(self, most: int = 9) -> list[int]:
         """A few tokens that often begin as other texts do."""
         stem = self.rng.choice(STEMS)
         tokens = stem[: self.rng.randint(0, len(stem))]
@@ -190,7 +201,7 @@ class Player:
         seq_id = self.agent()
         if seq_id is not None:
             count = self.toy.ledger.sequences[seq_id].num_tokens
-            self.ask(seq_id, "rollback", count=self.rng.randint(max(0, count - 9), count))
+            self.ask(seq_id, "rollback", count=self.rng.randint(max(0, count - 15), count))
 
     def rewrite(self) -> None:
         seq_id = self.agent()
@@ -235,15 +246,15 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 
 def check_replay(toy: Toy, rng: random.Random) -> None:
-    """The log tells the whole story, from its start and from any point of it."""
-    replayed = toy.log.replay()
-    assert replayed.snapshot() == toy.ledger.snapshot()
+    """The log tells the whole story: from its start, and cut off at any point, from a snapshot."""
     index = rng.randrange(len(toy.log) + 1)
-    partial = toy.log.replay(index)
-    tail = Ledger.replay(partial.snapshot(), toy.log.events[index:], toy.log.tokens)
+    replayed = toy.log.replay(index)
+    snapshot = replayed.snapshot()
     for event in toy.log.events[index:]:
-        partial.apply(event)
-    assert partial.snapshot() == tail.snapshot() == replayed.snapshot()
+        replayed.apply(event)
+    assert replayed.snapshot() == toy.ledger.snapshot()
+    tail = Ledger.replay(snapshot, toy.log.events[index:], toy.log.tokens)
+    assert tail.snapshot() == toy.ledger.snapshot()
     before = plain(toy.ledger)
     for seq_id in schedule(toy.ledger):
         for budget in (1, 5, 100):
@@ -259,19 +270,19 @@ def check_replay(toy: Toy, rng: random.Random) -> None:
 
 def check_happened(player: Player, outcomes: Counter[str]) -> None:
     """The run was not a quiet one."""
-    seen, kinds = player.seen, {t.__name__ for t in EVENT_TYPES}
-    wanted = {"copy: fork", "copy: rollback", "freed: preempted", "interrupted", "PoolExhausted"}
+    seen, kinds = player.seen, {t.__name__ for t in EVENT_TYPES} - {PoolOpened.__name__}
+    wanted = {"copy: fork", "copy: rollback", "freed: preempted", "interrupted"}
     if player.shares:
-        wanted |= {"evicted: room", "evicted: overwritten"}
+        wanted |= {"evicted: room", "evicted: overwritten", "PoolExhausted"}
         assert outcomes["Deferred"]
     else:
         kinds -= {Evicted.__name__, Published.__name__, Released.__name__}
     if player.toy.engine.policy.name == "inms":
-        wanted |= {"copy: rewrite", "SealedTier"}
+        wanted |= {"copy: rewrite", "evicted: forgotten", "SealedTier"}
         assert outcomes["Refused"]
     assert outcomes["NoRoom"]
     assert not (kinds | wanted) - seen.keys(), (kinds | wanted) - seen.keys()
-    assert (Shared.__name__ in seen) and seen["NoneType"] > sum(seen.values()) / 100
+    assert seen["answered"] > seen["PoolExhausted"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -285,12 +296,14 @@ def test_ledger_equals_the_independent_books_in_short_runs(mode: str, seed: int)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-def test_ledger_equals_the_independent_books_over_10_000_operations(
-    mode: str, outcomes: Counter[str]
+@pytest.mark.parametrize(
+    ("mode", "count"), [("inms", 10_000), ("global", 3000), ("independent", 3000)]
+)
+def test_ledger_equals_the_independent_books_over_thousands_of_operations(
+    mode: str, count: int, outcomes: Counter[str]
 ) -> None:
     player = Player(mode, 2024)
-    for number in player.play(10_000):
+    for number in player.play(count):
         if number % 500 == 499:
             check_replay(player.toy, player.rng)
     check_happened(player, outcomes)

@@ -39,7 +39,18 @@ LAYERS: dict[str, set[str]] = {
     "computes": {"rope", "store", "sample", "attention", "model"},
     "joins": {
         *("cache", "request", "commands", "desk", "spans", "engine"),  # the engine
-        *("blocks", "text", "driver", "agent", "group", "preload", "programs", "usage", "lab", "reload"),  # what a notebook holds
+        *(
+            "blocks",
+            "text",
+            "driver",
+            "agent",
+            "group",
+            "preload",
+            "programs",
+            "usage",
+            "lab",
+            "reload",
+        ),  # what a notebook holds
     },
     "measures": {"interference", "bill", "bill_table", "geometry", "trace", "claims"},
     "commands": {

@@ -23,6 +23,7 @@ from inms_lab.label import PUBLIC, group, join, private
 from inms_lab.ledger import Ledger
 from inms_lab.policy import MODES, Policy
 from inms_lab.request import Request
+from inms_lab.store import KVStore
 
 
 class Interrupt(BaseException):
@@ -96,8 +97,17 @@ class ToyModel:
             state = self.state(state, out[-1])
         return out
 
+    def put(self, store: Any, pool_id: str, slot: int, state: int) -> None:
+        """The slot's KV is written."""
+        store.slots[pool_id][slot] = state
+
+    def get(self, store: Any, pool_id: str, slot: int) -> int | None:
+        """The state that the slot's KV stands for."""
+        state: int | None = store.slots[pool_id][slot]
+        return state
+
     def forward(
-        self, spans: list[Span], store: ToyStore, tile: int, cancel: Flag | None = None
+        self, spans: list[Span], store: Any, tile: int, cancel: Flag | None = None
     ) -> torch.Tensor:
         rows = []
         for number, span in enumerate(spans):
@@ -108,23 +118,43 @@ class ToyModel:
             for index, token in enumerate(span.tokens):
                 state = self.state(state, token)
                 if span.slots:
-                    pool_id, slot = span.slots[index]
-                    store.slots[pool_id][slot] = state
+                    self.put(store, *span.slots[index], state)
             if span.wants_logits:
                 rows.append(self.next_token(state))
         logits = torch.zeros(len(rows), self.vocab_size)
         logits[torch.arange(len(rows)), torch.tensor(rows, dtype=torch.long)] = 1.0
         return logits
 
-    def _read(self, span: Span, store: ToyStore) -> int:
+    def _read(self, span: Span, store: Any) -> int:
         state = 0
         for tile in span.tiles:
+            stretches = (tile.slot, *tile.more)
             for at in range(tile.first, min(tile.first + tile.length, span.start)):
-                found = store.slots[tile.pool_id][tile.slot + at - tile.first]
+                number, offset = divmod(at - tile.first, tile.step or tile.length)
+                found = self.get(store, tile.pool_id, stretches[number] + offset)
                 assert found is not None, f"position {at} is read and was never written"
                 assert self.parents[found] == state, f"position {at} was computed behind other text"
                 state = found
         return state
+
+
+class TensorModel(ToyModel):
+    """The same over a real store of tiny shape: the state as keys, its negative as values."""
+
+    def new_store(self) -> Any:
+        return KVStore(num_layers=2, num_kv_heads=1, head_dim=2)
+
+    def put(self, store: Any, pool_id: str, slot: int, state: int) -> None:
+        kv = torch.full((1, 1, 2), float(state))
+        for layer in range(2):
+            store.write(pool_id, layer, torch.tensor([slot]), kv, -kv)
+
+    def get(self, store: Any, pool_id: str, slot: int) -> int | None:
+        rows = [half[0, slot, :] for n in range(2) for half in store.layer(pool_id, n)]
+        keys, values = rows[0], rows[1]
+        assert torch.equal(keys, -values)
+        assert torch.equal(torch.stack(rows[:2]), torch.stack(rows[2:]))
+        return int(keys[0]) or None
 
 
 class Toy:
@@ -135,6 +165,7 @@ class Toy:
         mode: str | Policy = "inms",
         *,
         size: int = 4,
+        tile: int = 4,
         blocks: tuple[int, int, int] = (8, 8, 16),  # of the global, the group, the private pool
         budget: int = 1000,
         groups: tuple[str, ...] = ("team",),
@@ -142,7 +173,7 @@ class Toy:
         model: ToyModel | None = None,
     ) -> None:
         policy = MODES[mode] if isinstance(mode, str) else mode
-        config = Config(size, 0, budget, 1000, *(n * size for n in blocks), debug=compare)
+        config = Config(size, tile, budget, 1000, *(n * size for n in blocks), debug=compare)
         self.model = model or ToyModel()
         self.engine = Engine(self.model, self.model.new_store(), policy, config)
         self.cache, self.log, self.ledger = self.engine.cache, self.engine.log, self.engine.ledger
@@ -239,8 +270,8 @@ class Toy:
         for segment in self.ledger.sequences[seq_id].segments:
             for at in range(segment.computed):
                 slot = segment.blocks[at // segment.block_size] * segment.block_size
-                slots = self.cache.store.slots[segment.pool_id]  # type: ignore[attr-defined]
-                out.append(slots[slot + at % segment.block_size])
+                slot += at % segment.block_size
+                out.append(self.model.get(self.cache.store, segment.pool_id, slot))
         return out
 
     def held(self) -> dict[str, int]:

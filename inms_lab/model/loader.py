@@ -27,6 +27,7 @@ from inms_lab.model.runner import Runner, load_model, load_tokenizer
 from inms_lab.model.source import DEFAULT_MODEL, resolve
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_NOT_OURS = ("model type", "Unrecognized configuration class", "trust_remote_code")
 _UNSTABLE = ("transformers_version", "_name_or_path", "architectures", "dtype")
 
 _loaded: WeakValueDictionary[tuple[str, ...], Runner] = WeakValueDictionary()
@@ -56,10 +57,7 @@ def load(
     if runner is None:
         _latest.clear()  # before another model needs the memory
         say(f"loading {name}", enabled=progress)
-        with _reading(folder):
-            model = load_model(folder, str(place), kind)
-        with _reading(folder):
-            tokenizer = load_tokenizer(folder)
+        model, tokenizer = _read(folder, str(place), kind)
         say("trying it", enabled=progress)
         runner = _admitted(model, tokenizer, str(name), digest)
         _loaded[key] = runner
@@ -67,9 +65,7 @@ def load(
     return runner
 
 
-def from_model(
-    model: PreTrainedModel, tokenizer: Any = None, name: str | None = None
-) -> Runner:
+def from_model(model: PreTrainedModel, tokenizer: Any = None, name: str | None = None) -> Runner:
     """The admitted `Runner` of a model in memory; its attention implementation is changed.
 
     Its digest is over all parameters, buffers and the configuration.
@@ -82,8 +78,8 @@ def _admitted(model: PreTrainedModel, tokenizer: Any, name: str, digest: str) ->
         runner = Runner(model, name, digest)
     except (AttributeError, TypeError, ValueError) as error:
         raise ModelRefused(
-            f"{type(model).__name__} ({name}) is refused: its configuration is not one of a decoder "
-            f"with attention in every layer ({error}); {ADVICE}"
+            f"{type(model).__name__} ({name}) is refused: its configuration is not that of a "
+            f"decoder with attention in every layer ({error}); {ADVICE}"
         ) from error
     admit(runner)
     runner.tokenizer = tokenizer
@@ -101,36 +97,52 @@ def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     )
 
 
+def _read(folder: Path, device: str, dtype: torch.dtype | str) -> tuple[PreTrainedModel, Any]:
+    """Model and tokenizer; whatever goes wrong becomes an exception of ours."""
+    config = folder / "config.json"
+    try:
+        kind = json.loads(config.read_text(encoding="utf-8"))["model_type"]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ModelCorrupted(f"{config} is damaged: copy or download it again") from error
+    try:
+        with _without_bars():
+            model = load_model(folder, device, dtype)
+    except (InmsError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # readers of many formats, each with exceptions of its own
+        reason = _first_line(error)
+        if any(sign in str(error) for sign in _NOT_OURS):
+            raise ModelRefused(f"{kind} ({folder}) is refused: {reason}; {ADVICE}") from error
+        raise ModelCorrupted(
+            f"the model in {folder} cannot be read ({reason}): copy or download it again"
+        ) from error
+    try:
+        return model, load_tokenizer(folder)
+    except Exception as error:
+        if not any((folder / name).exists() for name in _TOKENIZERS):
+            raise ModelNotFound(
+                f"{folder} has no tokenizer: copy its files (tokenizer.json and "
+                f"tokenizer_config.json) beside the weights"
+            ) from error
+        raise ModelCorrupted(
+            f"the tokenizer in {folder} cannot be read ({_first_line(error)}): copy or download it "
+            f"again"
+        ) from error
+
+
 @contextmanager
-def _reading(folder: Path) -> Iterator[None]:
-    """Without transformers' own bars; whatever goes wrong becomes an exception of ours."""
+def _without_bars() -> Iterator[None]:
     had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
-    except (InmsError, MemoryError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:  # readers of many formats, each with exceptions of its own
-        raise _unreadable(folder, error) from error
     finally:
         if had_bars:
             logging.enable_progress_bar()
 
 
-def _unreadable(folder: Path, error: Exception) -> InmsError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    try:
-        kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return ModelCorrupted(f"{folder / 'config.json'} is damaged: copy or download it again")
-    if "model type" in reason or "Unrecognized configuration class" in reason:
-        return ModelRefused(f"{kind!r} ({folder}) is no causal language model here; {ADVICE}")
-    if not any((folder / file).exists() for file in _TOKENIZERS):
-        return ModelNotFound(
-            f"{folder} has no tokenizer: copy the tokenizer's files (tokenizer.json, "
-            f"tokenizer_config.json) beside the weights, or use inms_lab.model.from_model()"
-        )
-    return ModelCorrupted(f"{folder} cannot be read ({reason}): copy or download it again")
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _place(device: str | torch.device | None) -> torch.device:

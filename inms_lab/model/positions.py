@@ -164,7 +164,8 @@ def _by_shift(x: torch.Tensor, count: int) -> Sequence[torch.Tensor]:
 def _deviation(x: torch.Tensor, truth: torch.Tensor) -> float:
     """Largest distance of two vectors (dimension -1), relative to the length of the true one."""
     length = truth.norm(dim=-1)
-    return float(((x - truth).norm(dim=-1) / length.clamp(min=1e-3 * float(length.max()))).max())
+    least = 1e-3 * float(length.max()) + 1e-30  # a head of zeros that stays zero has not moved
+    return float(((x - truth).norm(dim=-1) / length.clamp(min=least)).max())
 
 
 def _length(x: torch.Tensor) -> torch.Tensor:

@@ -80,6 +80,7 @@ class Runner:
         AttentionInterface.register(ATTENTION, attend)
         self.model, self.name, self.digest = model.eval(), name, digest
         self.model.set_attn_implementation(ATTENTION)
+        self.stock = "sdpa" if getattr(model, "_supports_sdpa", True) else "eager"
         self.config = model.config.get_text_config()
         heads = self.config.num_attention_heads
         self.geometry = Geometry(
@@ -151,7 +152,7 @@ class Runner:
     @torch.inference_mode()
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:
         """The slower truth: stock transformers over one whole context; logits [T, vocab]."""
-        self.model.set_attn_implementation("sdpa")
+        self.model.set_attn_implementation(self.stock)
         try:
             ids = torch.tensor([list(tokens)], device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
@@ -166,15 +167,11 @@ def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTraine
     transformers would only draw at random.
     """
     model, info = AutoModelForCausalLM.from_pretrained(
-        folder,
-        dtype=dtype,
-        attn_implementation="sdpa",
-        local_files_only=True,
-        output_loading_info=True,
+        folder, dtype=dtype, local_files_only=True, output_loading_info=True
     )
     if missing := sorted(info["missing_keys"]):
         raise ModelCorrupted(
-            f"{folder} lacks {len(missing)} weights (first: {missing[0]}): copy or download it again"
+            f"{folder} lacks {len(missing)} weights ({missing[0]}): copy or download it again"
         )
     return model.to(device)
 

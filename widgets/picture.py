@@ -1,0 +1,216 @@
+"""Pictures of a snapshot: one SVG on a dark plate of its own, so it reads on any theme. Pure.
+
+A block's refcount is a number, and lightness repeats it (the more holders, the lighter), with the
+holders' initials below. No scripts, no ids, no links, nothing that depends on when it was drawn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from urllib.parse import quote
+
+from .snapshot import CACHED, HELD, AgentRow, Block, PoolRow, Snapshot
+
+WIDTH, MARGIN = 960, 20
+PITCH, CELL = 29, 27  # a cell with its gap, a cell
+BAR_AT, BAR = 200, 440  # where bars begin, and the longest
+PER_ROW = (WIDTH - 2 * MARGIN) // PITCH
+MOST_BLOCKS = 10 * PER_ROW  # a pool shows no more cells than these
+MIB = 1 << 20
+
+TIERS = {
+    "global": "every agent reads it, nobody writes to it",
+    "group": "read by the members of the group",
+    "private": "each block belongs to one agent",
+    "common": "all text in one place, by content alone",
+}
+ORDER = tuple(TIERS)
+
+# Lightness rises with the refcount (cividis: dark blue, grey, sand, yellow), also in grey print.
+CSS = """
+.inms-view{max-width:1080px;margin:4px 0;font:14px system-ui,sans-serif}
+.inms-view svg,.inms-view img{width:100%;height:auto;display:block}
+.inms{font:14px system-ui,'Liberation Sans',sans-serif;fill:#d5dbe6}
+.inms .plate{fill:#141a26}
+.inms .name{font-size:17px;font-weight:600;fill:#fff}
+.inms .dim{fill:#a3adbd}
+.inms .end{text-anchor:end}
+.inms .n{font-size:13px;font-weight:700;text-anchor:middle}
+.inms .who{font-size:8.5px;text-anchor:middle}
+.inms .r1{fill:#3b5585}.inms .r2{fill:#79808c}.inms .r3{fill:#b5a873}.inms .r4{fill:#f5dc5a}
+.inms .t1{fill:#fff}.inms .t2,.inms .t3,.inms .t4{fill:#10141d}
+.inms .cached{fill:none;stroke:#a3adbd;stroke-dasharray:4 3}
+.inms .free{fill:none;stroke:#4b5568;stroke-dasharray:1.5 3}
+.inms .rest{fill:none;stroke:#a3adbd}
+"""
+
+
+LEGEND = (
+    (MARGIN, "r1", "1", "how many hold the block, and their initials"),
+    (370, "r4", "4", "lighter: more holders"),
+    (570, CACHED, "0", "cached: kept, held by nobody"),
+    (825, "free", "", "free again"),
+)
+
+
+@dataclass(slots=True)
+class _Canvas:
+    """SVG parts, and how far down the picture goes."""
+
+    parts: list[str]
+    y: float = MARGIN
+
+    def text(self, x: float, dy: float, text: str, css: str = "") -> None:
+        """`text` with its base line `dy` below the current height."""
+        name = f' class="{css}"' if css else ""
+        self.parts.append(f'<text x="{x:g}" y="{self.y + dy:g}"{name}>{escape(text)}</text>')
+
+    def title(self, x: float, dy: float, name: str, words: str) -> None:
+        """A name in large letters and, wherever it ends, some words."""
+        spans = f'<tspan class="name">{escape(name)}</tspan><tspan dx="12">{escape(words)}</tspan>'
+        self.parts.append(f'<text x="{x:g}" y="{self.y + dy:g}" class="dim">{spans}</text>')
+
+    def box(self, x: float, dy: float, w: float, h: float, css: str, title: str = "") -> None:
+        """A rectangle whose top is `dy` below the current height; `title` appears on hovering."""
+        where = f'x="{x:g}" y="{self.y + dy:g}" width="{w:g}" height="{h:g}" rx="3"'
+        inside = f"><title>{escape(title)}</title></rect>" if title else "/>"
+        self.parts.append(f'<rect {where} class="{css}"{inside}')
+
+
+def render_svg(shot: Snapshot, *, titles: bool = True) -> str:
+    """The picture as one SVG element; `titles`: what appears on hovering over a block."""
+    canvas = _Canvas([])
+    for pool in sorted(shot.pools, key=lambda pool: ORDER.index(pool.tier)):
+        _draw_pool(canvas, pool, titles)
+    _draw_agents(canvas, shot.agents)
+    _draw_memory(canvas, shot)
+    _draw_legend(canvas)
+    height = canvas.y + MARGIN / 2
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" class="inms" '
+        f'role="img" aria-label="{escape(summary(shot))}"><style>{CSS}</style>'
+        f'<rect width="{WIDTH}" height="{height:g}" rx="8" class="plate"/>'
+        f"{''.join(canvas.parts)}</svg>"
+    )
+
+
+def render_html(shot: Snapshot) -> str:
+    """The picture for a page without a kernel: the SVG as an image, and its numbers in a table.
+
+    As an image it also shows in notebooks that are not trusted yet, where inline SVG is removed.
+    """
+    rows = [
+        (p.pool_id, f"{p.num_held} held, {p.num_cached} cached, {p.num_free} free", _refs(p))
+        for p in shot.pools
+    ]
+    rows += [
+        (a.name, f"{a.state}, {a.num_tokens} tokens", f"{a.num_shared} shared, {a.num_own} own")
+        for a in shot.agents
+    ]
+    cells = "".join(f"<tr>{''.join(f'<td>{escape(x)}</td>' for x in row)}</tr>" for row in rows)
+    head = "<tr><th>pool or agent</th><th>now</th><th>blocks</th></tr>"
+    return (
+        f"{image(shot)}<details><summary>the same in numbers</summary>"
+        f"<table>{head}{cells}</table></details>"
+    )
+
+
+def render_live(shot: Snapshot, note: str = "") -> str:
+    """The picture inside a running notebook, with a line of text below where there is one."""
+    line = f"<div>{escape(note)}</div>" if note else ""
+    return f'<div class="inms-view">{render_svg(shot)}{line}</div>'
+
+
+def image(shot: Snapshot) -> str:
+    """The SVG as an image element that carries its own data."""
+    data = quote(render_svg(shot, titles=False), safe=" ='/:;,()<>{}")
+    return f'<img width="{WIDTH}" alt="{escape(summary(shot))}" src="data:image/svg+xml,{data}">'
+
+
+def summary(shot: Snapshot) -> str:
+    """The picture in one sentence."""
+    return f"{shot}; {memory_note(shot)}"
+
+
+def memory_note(shot: Snapshot) -> str:
+    """What is held, and what the same agents would hold alone, in words."""
+    held, alone = f"{shot.held_bytes / MIB:.1f} MiB", f"{shot.independent_bytes / MIB:.1f} MiB"
+    return f"KV held {held}, each agent on its own {alone}"
+
+
+def _refs(pool: PoolRow) -> str:
+    counts = sorted({block.refs for block in pool.blocks if block.state == HELD})
+    return f"refcounts {', '.join(map(str, counts))}" if counts else "nobody holds any"
+
+
+def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
+    counts = (
+        f"{pool.num_held} held · {pool.num_cached} cached · {pool.num_free} free "
+        f"of {pool.num_blocks} blocks of {pool.block_size} tokens"
+    )
+    canvas.title(MARGIN, 14, pool.pool_id, TIERS.get(pool.tier, pool.tier))
+    canvas.text(WIDTH - MARGIN, 14, counts, "dim end")
+    canvas.y += 24
+    shown = pool.blocks[:MOST_BLOCKS]
+    for at, block in enumerate(shown):
+        row, column = divmod(at, PER_ROW)
+        _draw_block(canvas, MARGIN + column * PITCH, row * PITCH, block, titles)
+    canvas.y += -(-len(shown) // PER_ROW) * PITCH
+    rest = [f"+ {pool.num_blocks - len(pool.blocks)} free blocks"]
+    if len(pool.blocks) > len(shown):
+        rest.insert(0, f"+ {len(pool.blocks) - len(shown)} blocks in use that are not drawn")
+    canvas.text(MARGIN, 14, " ".join(rest), "dim")
+    canvas.y += 34
+
+
+def _draw_block(canvas: _Canvas, x: float, dy: float, block: Block, titles: bool) -> None:
+    held = block.state == HELD
+    shade = min(block.refs, 4)
+    names = ", ".join(block.holders) if held else "held by nobody, kept for the next reader"
+    title = f"block {block.number}: {names if block.state != 'free' else 'free again'}"
+    canvas.box(x, dy, CELL, CELL, f"r{shade}" if held else block.state, title if titles else "")
+    if held:
+        initials = "".join(name[0] for name in block.holders[:5])
+        canvas.text(x + CELL / 2, dy + 14, str(block.refs), f"n t{shade}")
+        canvas.text(x + CELL / 2, dy + 23.5, initials, f"who t{shade}")
+    elif block.state == CACHED:
+        canvas.text(x + CELL / 2, dy + 18, "0", "n dim")
+
+
+def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
+    most = max((a.num_shared + a.num_own for a in agents), default=0) or 1
+    for agent in agents:
+        shared, own = (BAR * n / most for n in (agent.num_shared, agent.num_own))
+        canvas.text(MARGIN, 15, agent.name)
+        canvas.text(MARGIN + 100, 15, agent.state, "dim")
+        canvas.box(BAR_AT, 2, shared, 16, "r4")
+        canvas.box(BAR_AT + shared, 2, own, 16, "r1")
+        counts = f"{agent.num_tokens} tokens: {agent.num_shared} blocks shared, {agent.num_own} own"
+        canvas.text(WIDTH - MARGIN, 15, counts, "dim end")
+        canvas.y += 24
+    canvas.y += 12 * bool(agents)
+
+
+def _draw_memory(canvas: _Canvas, shot: Snapshot) -> None:
+    most = max(shot.held_bytes, shot.independent_bytes, 1)
+    less = 1 - shot.held_bytes / shot.independent_bytes if shot.independent_bytes else 0
+    saved = f", {less:.0%} less" if less > 0 else ""
+    bars = (("KV held now", shot.held_bytes, "r3"),)
+    if shot.independent_bytes:
+        bars += (("each agent on its own", shot.independent_bytes, "rest"),)
+    for name, num_bytes, css in bars:
+        canvas.text(MARGIN, 15, name)
+        canvas.box(BAR_AT, 2, BAR * num_bytes / most, 16, css)
+        canvas.text(WIDTH - MARGIN, 15, f"{num_bytes / MIB:.1f} MiB{saved}", "dim end")
+        saved = ""
+        canvas.y += 24
+    canvas.y += 10
+
+
+def _draw_legend(canvas: _Canvas) -> None:
+    for x, css, number, words in LEGEND:
+        canvas.box(x, 0, 20, 20, css)
+        canvas.text(x + 10, 15, number, f"n t{css[1:]}" if css[0] == "r" else "n dim")
+        canvas.text(x + 28, 15, words, "dim")
+    canvas.y += 24

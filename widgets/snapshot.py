@@ -1,0 +1,156 @@
+"""What a picture of the pools needs, as plain data: a pure function of the books, or of the log.
+
+Not here: drawing (picture.py), and anything that listens to a running lab (pool_view.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from inms_lab.events import Allocated, Copied, Event
+from inms_lab.ledger import Ledger
+from inms_lab.log import Log
+from inms_lab.pool import Pool
+from inms_lab.sequence import Sequence
+from inms_lab.usage import held_bytes, independent_blocks
+
+HELD, CACHED, FREE = "held", "cached", "free"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One block; `holders` name those that hold it, one entry for each place in a table."""
+
+    number: int
+    state: str  # held, cached or free
+    holders: tuple[str, ...] = ()
+
+    @property
+    def refs(self) -> int:
+        """How many hold it."""
+        return len(self.holders)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRow:
+    """One pool; `blocks` are those that are or were in use, in order, not the whole pool."""
+
+    pool_id: str
+    tier: str
+    block_size: int
+    num_blocks: int
+    num_held: int
+    num_cached: int
+    num_free: int
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    """One agent; `num_shared` of its blocks have another holder too, `num_own` have none."""
+
+    name: str
+    state: str
+    num_tokens: int
+    num_shared: int
+    num_own: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All of it, after `num_steps` steps.
+
+    `held_bytes` is the KV that is held, `independent_bytes` what the live agents would hold if each
+    kept its context alone.
+    """
+
+    num_steps: int
+    pools: tuple[PoolRow, ...]
+    agents: tuple[AgentRow, ...]
+    held_bytes: int
+    independent_bytes: int
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{pool.pool_id} {pool.num_held} held" for pool in self.pools)
+        return f"pools: {counts or 'none'}; {len(self.agents)} agents"
+
+
+def snapshot(
+    books: Ledger, bytes_per_token: int, in_use: Mapping[str, int] | None = None
+) -> Snapshot:
+    """The books as they are. `in_use[pool id]`: show at least so many of a pool's blocks."""
+    holders = _holders(books)
+    agents = [seq for seq in books.sequences.values() if seq.kind == "agent"]
+    size = next((pool.block_size for pool in books.pools.values()), 0)
+    floor = in_use or {}
+    return Snapshot(
+        num_steps=books.num_steps,
+        pools=tuple(_pool(p, holders, floor.get(name, 0)) for name, p in books.pools.items()),
+        agents=tuple(_agent(seq, books, name) for seq, name in zip(agents, _names(agents), strict=True)),
+        held_bytes=held_bytes(books, bytes_per_token),
+        independent_bytes=independent_blocks(books) * size * bytes_per_token,
+    )
+
+
+def snapshot_at(log: Log, index: int, bytes_per_token: int) -> Snapshot:
+    """The same at a past moment: when `index` events had happened."""
+    return snapshot(log.replay(index), bytes_per_token, blocks_in_use(log.events[:index]))
+
+
+def blocks_in_use(events: Iterable[Event], known: Mapping[str, int] | None = None) -> dict[str, int]:
+    """How many of each pool's blocks were ever in use, after `events` behind what is `known`."""
+    highest = dict(known or {})
+    for event in events:
+        if isinstance(event, Allocated):
+            last = max(event.blocks, default=-1)
+        elif isinstance(event, Copied):
+            last = event.dst
+        else:
+            continue
+        highest[event.pool_id] = max(highest.get(event.pool_id, 0), last + 1)
+    return highest
+
+
+def _holders(books: Ledger) -> dict[tuple[str, int], list[str]]:
+    """(pool id, block) -> names of its holders, in the order in which they registered."""
+    out: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+    everybody = list(books.sequences.values())
+    for seq, name in zip(everybody, _names(everybody), strict=True):
+        for segment in seq.segments:
+            for block in segment.blocks:
+                out[segment.pool_id, block].append(name)
+    return out
+
+
+def _names(sequences: Iterable[Sequence]) -> list[str]:
+    """Names of holders; forks of an agent, which have its name, are told apart."""
+    return [f"{s.name} (fork {s.seq_id})" if s.parent_id >= 0 else s.name for s in sequences]
+
+
+def _pool(pool: Pool, holders: Mapping[tuple[str, int], list[str]], in_use: int) -> PoolRow:
+    name = pool.spec.pool_id
+    seen = max(in_use, 1 + max(pool.refs, default=-1), 1 + max(pool.cached, default=-1))
+
+    def block(number: int) -> Block:
+        if number in pool.refs:
+            return Block(number, HELD, tuple(holders.get((name, number), ())))
+        return Block(number, CACHED if number in pool.cached else FREE)
+
+    return PoolRow(
+        pool_id=name,
+        tier=pool.spec.tier,
+        block_size=pool.block_size,
+        num_blocks=pool.spec.num_blocks,
+        num_held=pool.num_held,
+        num_cached=len(pool.cached),
+        num_free=len(pool.free),
+        blocks=tuple(map(block, range(min(seen, pool.spec.num_blocks)))),
+    )
+
+
+def _agent(seq: Sequence, books: Ledger, name: str) -> AgentRow:
+    refs = [books.pools[s.pool_id].refs[block] for s in seq.segments for block in s.blocks]
+    num_shared = sum(count > 1 for count in refs)
+    return AgentRow(name, seq.state, seq.num_tokens, num_shared, len(refs) - num_shared)
