@@ -160,7 +160,6 @@ def _rewrite(
     size = segment.block_size
     inside = offset_in % max(size, tile)
     keep = start if may_write(seq, segment.tier) else start - inside
-    keep_block = (offset_in - inside) // size
     tail = [*tokens[keep:start], *request.tokens, *tokens[start + request.count :]]
     rollback = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
     releases = freed(seq, keep, "rewritten")
@@ -174,19 +173,13 @@ def _rewrite(
     append = _command(seq, "append", place, *log.add_tokens(tail))
     trial.apply(append)
     events: tuple[Event, ...] = (rollback, *releases, append)
-    if keep == start or segment.computed < offset_in:
+    free = trial.pools[place.pool_id].next_free(1)
+    if keep == start or segment.computed < offset_in or not free:
         return events
+    source = segment.blocks[(offset_in - inside) // size]
     number = len(trial.sequences[seq.seq_id].segments) - 1
-    sources = segment.blocks[keep_block : -(-offset_in // size)]
-    free = trial.pools[place.pool_id].next_free(len(sources))
-    copies = (
-        Copied(
-            seq.seq_id, number, index, segment.pool_id, source, place.pool_id, target,
-            min(size, inside - index * size),
-        )
-        for index, (source, target) in enumerate(zip(sources, free, strict=False))
-    )  # fmt: skip
-    return (*events, *copies)
+    there = (segment.pool_id, source, place.pool_id, free[0], min(inside, size))
+    return (*events, Copied(seq.seq_id, number, 0, *there))
 
 
 def _fork(books: Ledger, seq: Sequence) -> tuple[Event, ...]:
