@@ -1,7 +1,7 @@
 """An agent as a notebook sees it: a context of its own, and verbs that become requests.
 
 An agent's program is an `async def` that gets its agent; tools are plain functions, their results
-enter the context with `read`. Everything an agent reads or writes is private unless it is published.
+enter the context with `read`. All that an agent reads or writes is private unless it is published.
 """
 
 from __future__ import annotations

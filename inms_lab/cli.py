@@ -98,7 +98,7 @@ def bill(
     block_size: Annotated[int | None, typer.Option(help="also count whole blocks")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """How much memory agents take, with and without sharing, and how many fit. No weights needed."""
+    """How much memory agents take, with and without sharing, and how many fit; without weights."""
     from inms_lab import bill_table, geometry
     from inms_lab.bill import parse_bytes, parse_tokens
 
@@ -163,7 +163,7 @@ def doctor(name: Annotated[str, typer.Argument(help="the model to look for")] = 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
-    """Fetch the model if needed and open JupyterLab on the first lab; extra options are passed on."""
+    """Fetch the model if needed and open JupyterLab on the first lab; options are passed on."""
     from inms_lab.launch import open_lab
 
     raise typer.Exit(open_lab(context.args))

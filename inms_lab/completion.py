@@ -1,4 +1,4 @@
-"""What a finished step did: one `Stepped`, then `Published` for every block that is now complete."""
+"""What a finished step did: one `Stepped`, then `Published` for blocks that are now complete."""
 
 from __future__ import annotations
 

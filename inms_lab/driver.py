@@ -14,15 +14,16 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, Generic, TypeVar
 
-from inms_lab.engine import Engine, StepReport
+from inms_lab.engine import Engine
 from inms_lab.errors import InmsError, LabClosed, StepInterrupted
+from inms_lab.outcome import StepReport
 
 T = TypeVar("T")
 PATIENCE = 50  # turns of the loop granted to programs that wait for something outside the lab
 
 
 class Pending(Generic[T]):
-    """A request on its way. `await` it anywhere; not awaiting it is fine, it happens all the same."""
+    """A request on its way. `await` it anywhere, or not at all: it happens all the same."""
 
     def __init__(
         self, driver: Driver, future: Future[Any], then: Callable[[Any], T] | None = None
@@ -86,7 +87,7 @@ class Driver:
         return self._patiently(future, None)
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """A coroutine on the lab's loop, in the caller's context (so its prints find their cell)."""
+        """A coroutine on the lab's loop, in the caller's context (its prints find their cell)."""
         if self.closed:
             coroutine.close()
             raise LabClosed("this lab is closed: make a new one")

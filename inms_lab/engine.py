@@ -24,7 +24,7 @@ from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.ledger import ENDS
 from inms_lab.model.forward import Forward
-from inms_lab.outcome import Chunk, NoRoom, Outcome, Plan, Refused
+from inms_lab.outcome import Chunk, NoRoom, Outcome, Plan, Refused, StepReport
 from inms_lab.plan import plan_extend
 from inms_lab.policy import Policy
 from inms_lab.release import aborted, plan_preempt
@@ -32,15 +32,6 @@ from inms_lab.request import Request
 from inms_lab.sample import sample
 from inms_lab.schedule import schedule
 from inms_lab.spans import span_of, wants_logits
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """What one step did; `tokens` are (sequence, token) pairs sampled."""
-
-    step: int
-    chunks: tuple[Chunk, ...]
-    tokens: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +145,7 @@ class Engine:
         request.future.set_result(child.seq_id if isinstance(child, Registered) else None)
 
     def _is_busy(self, seq_id: int) -> bool:
-        seq = self.ledger.sequences[seq_id]
-        return seq.is_live and (seq.to_generate > 0 or seq.wants_logits)
+        return self.ledger.sequences[seq_id].is_asked
 
     def plan(self) -> list[Chunk]:
         """Plan and commit, one sequence after the other, within the token budget."""
@@ -195,7 +185,7 @@ class Engine:
     def stop_all(self, error: Exception) -> None:
         """Nobody generates any longer; every request is answered with `error`, nobody ends."""
         for seq in list(self.ledger.sequences.values()):
-            if seq.is_live and (seq.to_generate or seq.wants_logits):
+            if seq.is_asked:
                 self._commit(
                     entry(self.ledger, self.log, self.policy, Request(seq.seq_id, "stop"), 0)
                 )

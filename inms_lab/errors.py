@@ -1,7 +1,7 @@
 """Every way in which the lab says no to its caller: one named exception each, with what to do next.
 
-Not here: the ordinary noes of a running system (`NoRoom`, `Refused`, `Stale`, `Deferred`), which are
-values that a plan returns, and `assert`, which is for faults of our own.
+Not here: the ordinary noes of a running system (`NoRoom`, `Refused`, `Stale`, `Deferred`): values
+that a plan returns, and `assert`, which is for faults of our own.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class PoolOpened:
-    """A pool got its reserved region. `label` is the ceiling of what it may hold ("*": anything)."""
+    """A pool got its reserved region. `label`: the ceiling of what it may hold ("*": anything)."""
 
     pool_id: str
     tier: str

@@ -17,7 +17,7 @@ DIGEST_BYTES = 16
 
 
 def digest(*parts: bytes) -> bytes:
-    """128-bit digest of `parts`, each length-prefixed, so that no two lists of parts run together."""
+    """128-bit digest of `parts`, length-prefixed, so that no two lists of parts run together."""
     h = blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         h.update(len(part).to_bytes(8, "little"))

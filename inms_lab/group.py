@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inms_lab import label
-from inms_lab.agent import Agent, Output
+from inms_lab.agent import Agent
 from inms_lab.errors import NotAMember
 from inms_lab.events import Released
 from inms_lab.request import Request
@@ -40,7 +41,7 @@ class Group:
         """New agents that may read this group's records."""
         return [self.lab.agent(name, groups=(self.name,)) for name in names]
 
-    def publish(self, text: str | Output, *, by: Agent, role: str | None = "user") -> Record:
+    def publish(self, text: str | Sequence[int], *, by: Agent, role: str | None = "user") -> Record:
         """Make `text` readable by the whole group: the one way out of privacy.
 
         It is encoded afresh behind public context only (the global tier, then the group's earlier

@@ -19,12 +19,13 @@ from inms_lab import reload, usage
 from inms_lab.agent import Agent
 from inms_lab.config import Config, default_block_size
 from inms_lab.driver import Driver
-from inms_lab.engine import Engine, StepReport
+from inms_lab.engine import Engine
 from inms_lab.errors import AgentClosed, BadInput, LabClosed, LedgerViolation, UnknownGroup
 from inms_lab.group import Group
 from inms_lab.label import group, join, private
 from inms_lab.log import Log
 from inms_lab.model.forward import Forward
+from inms_lab.outcome import StepReport
 from inms_lab.policy import Policy, by_name
 from inms_lab.preload import Prompt, preload
 from inms_lab.programs import Program, Programs, Results

@@ -80,3 +80,12 @@ class Stale:
 
 
 Outcome: TypeAlias = Plan | NoRoom | Deferred | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What one step did; `tokens` are (sequence, token) pairs sampled."""
+
+    step: int
+    chunks: tuple[Chunk, ...]
+    tokens: tuple[tuple[int, int], ...]

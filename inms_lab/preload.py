@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from inms_lab.engine import StepReport
 from inms_lab.errors import BadInput
 from inms_lab.label import PUBLIC
+from inms_lab.outcome import StepReport
 from inms_lab.request import Request
 
 if TYPE_CHECKING:

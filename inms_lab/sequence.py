@@ -57,10 +57,14 @@ class Sequence:
         return self.state in lifecycle.LIVE
 
     @property
+    def is_asked(self) -> bool:
+        """Whether a token or logits are asked for."""
+        return self.is_live and (self.to_generate > 0 or self.wants_logits)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step could do something for it."""
-        asked = self.to_generate > 0 or self.wants_logits
-        return self.is_live and (asked or self.num_computed < self.wanted)
+        return self.is_asked or (self.is_live and self.num_computed < self.wanted)
 
     def label(self) -> Label:
         """The join of everything in its context."""

@@ -1,7 +1,7 @@
 """A stand-in for a model in dry runs: its geometry, and a tokenizer that needs no file.
 
 Token counts of the stand-in (one token per three bytes of text) are near those of a tokenizer,
-not equal to them; scenarios are cut to fixed numbers of tokens, so block counts do not depend on it.
+not equal to them; scenarios are cut to fixed numbers of tokens, so block counts are the same.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from ipywidgets import HTML
+
 from inms_lab import reload
 from inms_lab.lab import Lab
-from ipywidgets import HTML
 
 from .picture import render_html, render_live
 from .snapshot import Snapshot, blocks_in_use, snapshot

@@ -1,1 +1,1 @@
-"""Attention over the logical tile grid (batch.py: which rows read which tiles; tiles.py: reading)."""
+"""Attention over the logical tile grid: batch.py, reads.py (who reads what), tiles.py (reading)."""

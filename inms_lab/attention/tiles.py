@@ -51,8 +51,8 @@ def merge(
     """Join tile results: out [M, N, D] and lse [M, N] of N rows give [N, D] and [N].
 
     The merge is a binary tree over logical tile numbers (`numbers`, ascending; None: 0 .. M-1): the
-    node over tiles [j 2^k, (j+1) 2^k) is made of its two halves. An absent tile (lse -inf, out 0) is
-    an exact identity, so neither a row's neighbours nor a subtree that was joined before change
+    node over tiles [j 2^k, (j+1) 2^k) is made of its halves. An absent tile (lse -inf, out 0) is an
+    exact identity, so neither a row's neighbours nor a subtree that was joined before change
     a bit. A row of absent tiles only gives 0, never NaN.
     """
     at = list(range(len(out)) if numbers is None else numbers)
