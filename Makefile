@@ -18,13 +18,7 @@ export INMS_REQUIRE_BROWSER ?= 1
 endif
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
 
-# No announcements and no search for updates: a lab needs no network once it is set up.
-# Jupyter refuses to start as root (the user of most containers) unless it is told to.
-JUPYTER_FLAGS := --LabApp.news_url=None \
-  --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate \
-  $(if $(filter 0,$(shell id -u)),--allow-root)
-
-.PHONY: help lab test demo bench setup lint clean
+.PHONY: help lab test demo setup lint clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,7 +28,7 @@ help: ## list the targets
 
 lab: setup ## set up, then open JupyterLab on the first lab
 	@echo "[lab] opening JupyterLab on labs/00_start_here.ipynb (stop it with Ctrl-C)"
-	@$(BIN)/python -m jupyterlab $(JUPYTER_FLAGS) $(ARGS) labs/00_start_here.ipynb
+	@INMS_LAB_STARTED=$(STARTED) $(BIN)/inms-lab lab $(ARGS)
 
 test: setup lint ## set up, then lint, type-check, run the tests and every lab
 	@echo "[test] pytest: the test suite"
@@ -46,9 +40,6 @@ endif
 
 demo: setup ## set up, then run the main job without a notebook
 	@$(BIN)/inms-lab demo $(ARGS)
-
-bench: setup ## set up, then run the benchmarks
-	@$(BIN)/inms-lab bench $(ARGS)
 
 setup: $(VENV)/deps.stamp ## create .venv, install everything, fetch the model
 	@echo "[setup] the default model: fetched once, then checked in the user's cache"

@@ -19,18 +19,20 @@ TARGET = ROOT / "widgets" / "recorded_run.json"
 MOST_BYTES = 60_000
 
 COLLECT = """
-from inms_lab.events import Registered, Released, Stepped
+import json
+
+from inms_lab.events import Registered, Released, Shared, Stepped
 from inms_widgets.recorded import Recording, to_json
 from inms_widgets.snapshot import snapshot_at
 
-events = lab.log.events
-at = {type(e): [i for i, x in enumerate(events) if type(x) is type(e)] for e in events}
-first_agent = next(i for i in at[Registered] if events[i].kind == "agent")
-published = at[Released][0]
-writing = [i for i in at[Stepped] if i < published]
+events = list(enumerate(lab.log.events))
+first_agent = next(i for i, e in events if isinstance(e, Registered) and e.kind == "agent")
+published = next(i for i, e in events if isinstance(e, Released))
+mounted = max(i for i, e in events[:published] if isinstance(e, Shared))
+began = next(i for i, e in events[mounted:] if isinstance(e, Stepped)) + 1
 moments = {
     "The system prompt and the tools are in the global tier, sealed.": first_agent,
-    "Three agents begin with them: no block was copied, four holders each.": writing[-20] + 1,
+    "Three agents begin with them: no block was copied, each has four holders.": began,
     "Architect and backend have read and written in private.": published,
     "The decision is published; frontend has attached it and written too.": len(events),
 }
@@ -38,7 +40,6 @@ per_token = lab.engine.cache.store.bytes_per_token
 shots = tuple((words, snapshot_at(lab.log, i, per_token)) for words, i in moments.items())
 setting = f"{lab.model.dtype} on {lab.model.device.type}, greedy".replace("torch.", "")
 texts = {agent.name: str(agent.outputs[-1]) for agent in lab.agents.values()}
-import json
 print(json.dumps(to_json(Recording(lab.model.name, setting, shots, texts))))
 lab.assert_clean()
 """

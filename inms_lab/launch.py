@@ -1,10 +1,11 @@
-"""Opening JupyterLab on the first lab, and saying how long things took."""
+"""Opening JupyterLab on the first lab, and saying how long it took to the first live picture."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from inms_lab.errors import BadInput
 from inms_lab.model.source import resolve
 
 FIRST = "00_start_here.ipynb"
+MARKER = "INMS_LAB_FIRST_PICTURE"  # a file that the first live picture touches
 
 
 def find_labs() -> Path:
@@ -23,11 +25,15 @@ def find_labs() -> Path:
 
 
 def open_lab(arguments: list[str]) -> int:
-    """Fetch the model if it is not there, then run JupyterLab until it is stopped."""
-    started = time.perf_counter()
+    """Fetch the model if it is not there, then run JupyterLab until it is stopped.
+
+    Prints how long it took until everything was ready, and until the first live picture was drawn
+    (counted from the command, or from `INMS_LAB_STARTED`, seconds since the epoch, if that is set).
+    """
+    started = float(os.environ.get("INMS_LAB_STARTED", time.time()))
     notebook = find_labs() / FIRST
     resolve("smollm2-135m")
-    print(f"ready after {time.perf_counter() - started:.1f} s; opening {notebook.name}", flush=True)
+    print(f"ready after {time.time() - started:.1f} s; opening {notebook.name}", flush=True)
     flags = [
         "--LabApp.news_url=None",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
@@ -35,4 +41,23 @@ def open_lab(arguments: list[str]) -> int:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         flags.append("--allow-root")
     command = [sys.executable, "-m", "jupyterlab", *flags, *arguments, str(notebook)]
-    return subprocess.call(command)
+    with tempfile.TemporaryDirectory() as folder:
+        marker = Path(folder) / "first-picture"
+        server = subprocess.Popen(command, env={**os.environ, MARKER: str(marker)})
+        try:
+            while server.poll() is None:
+                time.sleep(0.2)
+                if marker.exists():
+                    seconds = marker.stat().st_mtime - started
+                    print(f"first live picture after {seconds:.1f} s", flush=True)
+                    break
+            return server.wait()
+        except KeyboardInterrupt:
+            return server.wait()
+
+
+def first_picture() -> None:
+    """Called by a view when it has drawn a running lab for the first time."""
+    marker = os.environ.get(MARKER)
+    if marker and Path(marker).parent.is_dir():
+        Path(marker).touch(exist_ok=True)

@@ -15,6 +15,7 @@ from ipywidgets import HTML
 
 from inms_lab import reload
 from inms_lab.lab import Lab
+from inms_lab.launch import first_picture
 
 from .picture import render_html, render_live
 from .snapshot import Snapshot, blocks_in_use, snapshot
@@ -75,6 +76,8 @@ class PoolView(HTML):
             failed = f"updates of this view that failed: {self.num_failures}"
             self.value = render_live(self.shot, failed if self.num_failures else "")
             self.num_updates += 1
+            if self.shot.num_steps:
+                first_picture()
         except Exception as error:  # a viewer's fault is not the engine's
             self.num_failures += 1
             if self.num_failures == 1:
