@@ -80,7 +80,8 @@ def test_a_second_reader_mounts_the_global_and_group_prefix_and_computes_only_it
     assert mounted == len(SYSTEM) + len(RULES)
     memory.fill(second)
     assert memory.computed - before == 6
-    assert memory.is_right(first) and memory.is_right(second)
+    assert memory.is_right(first)
+    assert memory.is_right(second)
     books = memory.cache.ledger
     system = books.sequences[first].segments[0]
     assert [books.pools["global"].refs[b] for b in system.blocks] == [4, 4, 4]
