@@ -30,6 +30,9 @@ class Tensors(Protocol):
     def open(self, pool_id: str, num_slots: int) -> None:
         """Reserve a region of `num_slots` slots."""
 
+    def close(self) -> None:
+        """Give every region back."""
+
     def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
         """Zero the slots of these blocks: nothing of an earlier holder is ever read."""
 

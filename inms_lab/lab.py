@@ -218,6 +218,7 @@ class Lab:
             self.driver.call(self._end_all)
         finally:
             self.driver.close()
+            self.engine.cache.store.close()
 
     def _end_all(self) -> None:
         for seq in sorted(self.engine.ledger.sequences.values(), key=lambda s: -s.seq_id):

@@ -1,14 +1,23 @@
 """Where KV lives: per pool one region [2, layers, K, slots, D], keys and values, never moved.
 
-A layer's keys are [K, slots, D], so tiles and runs of neighbouring tiles are views. Memory is
-reserved when a pool opens and zero; the operating system gives pages as they are first written.
+A layer's keys are [K, slots, D], so tiles and runs of neighbouring tiles are views. A region is
+reserved, all zero, when its pool opens; on the CPU the operating system gives its pages only as they
+are first written, so a large pool costs nothing until it is used.
 """
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+
+
+# Not shared with a forked child; Windows knows no flags and shares nothing anyway.
+_PRIVATE: dict[str, Any] = (
+    {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+)
 
 
 class KVStore:
@@ -36,7 +45,15 @@ class KVStore:
         """Reserve a region of `num_slots` slots."""
         two, layers, heads, dim = self.shape
         shape = (two, layers, heads, num_slots, dim)
-        self.regions[pool_id] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if self.device.type == "cpu":  # fresh pages are zero; torch.zeros would touch every one
+            pages = mmap.mmap(-1, num_slots * self.bytes_per_token, **_PRIVATE)
+            self.regions[pool_id] = torch.frombuffer(pages, dtype=self.dtype).view(shape)
+        else:
+            self.regions[pool_id] = torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    def close(self) -> None:
+        """Give every region back."""
+        self.regions.clear()
 
     def layer(self, pool_id: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each [K, slots, D]."""
@@ -83,6 +100,9 @@ class NoStore:
 
     def open(self, pool_id: str, num_slots: int) -> None:
         """Nothing to reserve."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
     def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
         """Nothing to clear."""

@@ -106,7 +106,8 @@ class Bill:
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><td>{escape(x.name)}</td><td>{escape(x.formula)}</td>"
+            f"<tr><td style='text-align:left'>{escape(x.name)}</td>"
+            f"<td style='text-align:left'>{escape(x.formula)}</td>"
             f"<td style='text-align:right'>{_mib(x.expected)}</td>"
             f"<td style='text-align:right'>{_mib(x.measured)}</td></tr>"
             for x in self.lines

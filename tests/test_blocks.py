@@ -1,4 +1,4 @@
-"""The three calls of the block interface, driven by an engine of the test's own and nothing else."""
+"""The three calls of the block interface, driven by a toy engine and by nothing else."""
 
 from __future__ import annotations
 

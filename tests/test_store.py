@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 import torch
 
@@ -37,6 +38,26 @@ def test_a_new_region_is_zero_and_layers_are_views() -> None:
     keys[:, 5] = 1
     assert store.regions["a"][0, 1, :, 5].eq(1).all()
     assert not store.regions["a"][1].any()
+
+
+def test_reserved_memory_is_taken_only_when_it_is_written() -> None:
+    store = KVStore(30, 3, 64)
+    process = psutil.Process()
+    before = process.memory_info().rss
+    store.open("a", 40_000)  # 1.7 GiB
+    assert process.memory_info().rss - before < 100 << 20
+    store.clear("a", range(100), 16)
+    assert 50 << 20 < process.memory_info().rss - before < 400 << 20
+    store.close()
+    assert process.memory_info().rss - before < 50 << 20
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_element_type_has_its_size(dtype: torch.dtype) -> None:
+    store = KVStore(2, 3, 4, dtype)
+    store.open("a", 8)
+    assert store.regions["a"].dtype == dtype
+    assert store.regions["a"].nbytes == 8 * store.bytes_per_token
 
 
 def test_write_puts_tokens_into_their_slots() -> None:
