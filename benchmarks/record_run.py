@@ -52,7 +52,9 @@ def main() -> None:
     last = next(i for i, cell in enumerate(cells) if "recorded" in cell.metadata.get("tags", ()))
     collect = new_code_cell(COLLECT)
     notebook.cells = [*cells[: last + 1], collect]
-    client = NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(LAB.parent)}})
+    client = NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(LAB.parent)}}
+    )
     client.execute()
     recording = json.loads("".join(o.text for o in collect.outputs if o.get("name") == "stdout"))
     TARGET.write_text(json.dumps(recording, ensure_ascii=False, indent=None) + "\n", "utf-8")

@@ -74,9 +74,10 @@ def place_of(books: Ledger, policy: Policy, request: Request, seq: Sequence) -> 
     """Where the request's text goes, behind what the sequence holds already."""
     tier = request.tier
     if request.record >= 0:
-        encoded = books.sequences[request.record].segments
+        record = books.sequences[request.record]
+        encoded = record.segments if record.is_live else ()
         if not encoded or encoded[-1].root != seq.end():
-            tier = PRIVATE  # it was encoded behind another context: computed again, for one reader
+            tier = PRIVATE  # encoded behind another context, or gone: computed for one reader
     return policy.place(tier, seq.name, request.group, seq.label())
 
 

@@ -19,6 +19,7 @@ from inms_lab.errors import InmsError, LabClosed, StepInterrupted
 from inms_lab.outcome import StepReport
 
 T = TypeVar("T")
+WAKE = 0.1  # seconds after which a waiting notebook looks around
 PATIENCE = 50  # turns of the loop granted to programs that wait for something outside the lab
 
 
@@ -137,10 +138,13 @@ class Driver:
 
     async def from_outside(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine of the lab's loop from another loop; a cancel interrupts the step."""
-        future = self.spawn(coroutine)
+        answer = asyncio.wrap_future(self.spawn(coroutine))
         try:
-            return await asyncio.wrap_future(future)
+            while not answer.done():  # a kernel sees that it was interrupted when its loop wakes
+                await asyncio.wait([answer], timeout=WAKE)
+            return answer.result()
         except asyncio.CancelledError:
+            answer.cancel()
             self.interrupt()
             raise
 

@@ -51,7 +51,7 @@ class Engine:
         self.cache = KVCache(store, config.debug)
         self.ledger, self.log = self.cache.ledger, self.cache.log
         self.namespace = Namespace(model=model.digest, tenant="default")
-        self.context = min(config.context, model.max_context)
+        self.context, self.tile = min(config.context, model.max_context), config.tile_size()
         self.desk = Desk()
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
@@ -97,16 +97,16 @@ class Engine:
         """Enter commands, then schedule, plan, commit, forward, sample; None if idle."""
         started = time.perf_counter()
         self.enter()
-        chunks = self.plan()
-        planned = time.perf_counter()
-        if not chunks:
-            self.bookkeeping += planned - started
-            return None
         try:
+            chunks = self.plan()
+            planned = time.perf_counter()
+            if not chunks:
+                self.bookkeeping += planned - started
+                return None
             logits = self.forward(chunks)
             sampled = self.sample(chunks, logits)
         except BaseException:
-            for event in aborted(self.ledger, chunks, "interrupted"):
+            for event in aborted(self.ledger, None, "interrupted"):
                 self.cache.record(event)
             raise
         computed = time.perf_counter()
@@ -121,7 +121,8 @@ class Engine:
     def enter(self) -> None:
         """Requests whose holder is not busy enter the books, in (sequence, number) order."""
         for seq_id in sorted(self.desk.queues):
-            while not self._is_busy(seq_id) and (request := self.desk.next(seq_id)) is not None:
+            seq = self.ledger.sequences[seq_id]
+            while not seq.is_asked and (request := self.desk.next(seq_id)) is not None:
                 self._enter(request)
 
     def _enter(self, request: Request) -> None:
@@ -129,9 +130,7 @@ class Engine:
         try:
             if not seq.is_live:
                 raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
-            tile = self.config.tile_size()
-            plan = entry(self.ledger, self.log, self.policy, request, self.context, tile)
-            self._commit(plan)
+            plan = self._book(request)
         except InmsError as error:
             request.future.set_exception(error)
             self.desk.refuse_rest(seq.seq_id, error)
@@ -143,9 +142,6 @@ class Engine:
             self.desk.drop(seq.seq_id, AgentClosed(f"{seq.name} is {seq.state}"))
         child = plan.events[0]
         request.future.set_result(child.seq_id if isinstance(child, Registered) else None)
-
-    def _is_busy(self, seq_id: int) -> bool:
-        return self.ledger.sequences[seq_id].is_asked
 
     def plan(self) -> list[Chunk]:
         """Plan and commit, one sequence after the other, within the token budget."""
@@ -162,19 +158,23 @@ class Engine:
             elif isinstance(outcome, Plan) and outcome.chunk:
                 chunks.append(outcome.chunk)
                 budget -= outcome.chunk.stop - outcome.chunk.start
-        for seq_id in waiting:  # a full hit may have been all that was wanted
+        for seq_id in list(self.desk.running):  # a full hit, or a cut, may have left nothing to do
             self.desk.computed(self.ledger.sequences[seq_id])
-        if stuck and not chunks:
-            self._fail(stuck[0])
+        if stuck and not chunks:  # those before it wait, perhaps for it: it takes from anybody
+            outcome = self._extend(stuck[0].seq_id, budget, set(), force=True)
+            if isinstance(outcome, NoRoom):
+                self._fail(outcome)
+            chunks += [outcome.chunk] if isinstance(outcome, Plan) and outcome.chunk else []
         return chunks
 
-    def _extend(self, seq_id: int, budget: int, busy: set[int]) -> Outcome:
+    def _extend(self, seq_id: int, budget: int, busy: set[int], force: bool = False) -> Outcome:
         while True:
             outcome = plan_extend(self.ledger, len(self.log), seq_id, budget)
             if isinstance(outcome, Plan):
                 self._commit(outcome)
             elif isinstance(outcome, NoRoom):
-                plan = plan_preempt(self.ledger, len(self.log), seq_id, outcome.pool_id, busy)
+                pool_id = outcome.pool_id
+                plan = plan_preempt(self.ledger, len(self.log), seq_id, pool_id, busy, force)
                 if plan is not None:
                     self._commit(plan)
                     continue
@@ -186,14 +186,17 @@ class Engine:
         """Nobody generates any longer; every request is answered with `error`, nobody ends."""
         for seq in list(self.ledger.sequences.values()):
             if seq.is_asked:
-                self._commit(
-                    entry(self.ledger, self.log, self.policy, Request(seq.seq_id, "stop"), 0)
-                )
+                self._book(Request(seq.seq_id, "stop"))
             self.desk.drop(seq.seq_id, error)
 
-    def _commit(self, plan: Plan) -> None:
+    def _book(self, request: Request) -> Plan:
+        tile = self.tile
+        return self._commit(entry(self.ledger, self.log, self.policy, request, self.context, tile))
+
+    def _commit(self, plan: Plan) -> Plan:
         stale = self.cache.commit(plan)
         assert stale is None, "one thread owns the ledger"
+        return plan
 
     def _fail(self, no: NoRoom) -> None:
         seq = self.ledger.sequences[no.seq_id]
@@ -206,16 +209,14 @@ class Engine:
     def end(self, seq_id: int, verb: str, cause: str, error: Exception | None = None) -> None:
         """End a holder now: its private blocks go back, its requests are answered with `error`."""
         if self.ledger.sequences[seq_id].is_live:
-            request = Request(seq_id, verb, cause=cause)
-            self._commit(entry(self.ledger, self.log, self.policy, request, self.context))
+            self._book(Request(seq_id, verb, cause=cause))
         name = self.ledger.sequences[seq_id].name
         self.desk.drop(seq_id, error or AgentClosed(f"{name} has ended: {cause or verb}"))
 
     def forward(self, chunks: list[Chunk]) -> torch.Tensor:
         """One forward over all chunks; logits only for those that need them."""
-        tile = self.config.tile_size()
-        spans = [span_of(self.ledger.sequences[c.seq_id], c, tile) for c in chunks]
-        return self.model.forward(spans, self.cache.store, tile, self.cancel)
+        spans = [span_of(self.ledger.sequences[c.seq_id], c, self.tile) for c in chunks]
+        return self.model.forward(spans, self.cache.store, self.tile, self.cancel)
 
     def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Sampled]:
         """The next token of every sequence that generates and whose context is complete."""
@@ -246,5 +247,4 @@ class Engine:
         if s.token is None:
             return Done(s.chunk, 0, s.logits is not None)
         last = self.ledger.sequences[s.chunk.seq_id].to_generate == 1
-        stop = self.desk.current(s.chunk.seq_id).stop_tokens
-        return Done(s.chunk, 1, last or s.token in stop)
+        return Done(s.chunk, 1, last or s.token in self.desk.current(s.chunk.seq_id).stop_tokens)

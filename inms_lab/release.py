@@ -37,13 +37,18 @@ def forgotten(books: Ledger, seq: Sequence) -> tuple[Evicted, ...]:
 
 
 def plan_preempt(
-    books: Ledger, at: int, seq_id: int, pool_id: str, busy: Set[int] = frozenset()
+    books: Ledger,
+    at: int,
+    seq_id: int,
+    pool_id: str,
+    busy: Set[int] = frozenset(),
+    force: bool = False,
 ) -> Plan | None:
     """Make somebody give up KV in `pool_id` so that `seq_id` can go on; None: nobody may be asked.
 
-    Order of victims: agents without work, then working agents that registered after `seq_id`;
-    among equals the one that registered last; never one that is `busy` in this step. Tokens are
-    kept and computed again when needed.
+    Order of victims: agents without work, then working agents that registered after `seq_id` (with
+    `force` earlier ones too); among equals the one that registered last; never one that is
+    `busy` in this step. Tokens are kept and computed again when needed.
     """
     victims = [
         seq
@@ -52,7 +57,7 @@ def plan_preempt(
         and seq.is_live
         and seq.seq_id != seq_id
         and seq.seq_id not in busy
-        and (not seq.has_work or seq.seq_id > seq_id)
+        and (force or not seq.has_work or seq.seq_id > seq_id)
         and _first_in(seq, pool_id) is not None
     ]
     if not victims:
@@ -69,11 +74,13 @@ def _first_in(seq: Sequence, pool_id: str) -> int | None:
     return None if first is None else first.first_position
 
 
-def aborted(books: Ledger, chunks: list[Chunk], cause: str) -> tuple[Event, ...]:
-    """A step did not finish: every slot that it was going to write goes back."""
+def aborted(books: Ledger, chunks: list[Chunk] | None, cause: str) -> tuple[Event, ...]:
+    """A step did not finish: every slot that these chunks were going to write goes back (None: all
+    that were allocated and not written, even if no chunk of theirs came about)."""
     out: list[Event] = []
-    for chunk in chunks:
-        seq = books.sequences[chunk.seq_id]
+    holders = books.sequences if chunks is None else [chunk.seq_id for chunk in chunks]
+    for seq_id in holders:
+        seq = books.sequences[seq_id]
         for number in range(len(seq.segments) - 1, -1, -1):
             segment = seq.segments[number]
             if segment.length > segment.computed:

@@ -127,7 +127,9 @@ class Sequence:
         parents = [segment.root]
         if number:  # what was cut at the end of one of its blocks
             before = self.segments[number - 1]
-            parents.append(before.chain(len(before.tokens) // before.block_size - 1))
+            count, rest = divmod(len(before.tokens), before.block_size)
+            if count and not rest:
+                parents.append(before.chain(count - 1))
         at = segment.first_position
         known = any(block_key(p, label, at, tokens) == pool.keys[block] for p in parents)
         return known or "position" in self.off

@@ -1,7 +1,7 @@
 """Where KV lives: per pool one region [2, layers, K, slots, D], keys and values, never moved.
 
 A layer's keys are [K, slots, D], so tiles and runs of neighbouring tiles are views. A region is
-reserved, all zero, when its pool opens; on the CPU the operating system gives its pages only as they
+reserved, all zero, when its pool opens; on the CPU the operating system gives pages only as they
 are first written, so a large pool costs nothing until it is used.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-
 
 # Not shared with a forked child; Windows knows no flags and shares nothing anyway.
 _PRIVATE: dict[str, Any] = (

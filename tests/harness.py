@@ -180,18 +180,21 @@ def contexts(seq: Sequence, start: int, stop: int) -> Iterator[bytes]:
 
 
 def differences(run: Bench, truth: Bench, name: str) -> list[tuple[str, Key]]:
-    """What one agent was given in `run` and not, to the bit, in `truth`.
+    """Where what one agent was given in `run` is not, to the bit, what it was given in `truth`: other
+    bytes, an answer that is missing, or one context with two results.
 
     A row that `truth` never computed, because it mounted or copied that token's KV, is compared by
     its KV.
     """
     mine, theirs = run.capture.of(name), truth.capture.of(name)
-    return [
-        (what, key)
-        for (what, key), data in mine.items()
-        if theirs.get((what, key)) != data
-        and not (what == "rows" and (what, key) not in theirs and ("kv", key) in theirs)
-    ]
+    twice = (key for bench in (run, truth) for key in bench.capture.conflicts)
+    out = [("twice", key) for key in twice if key[0].split("/")[0] == name]
+    out += [(what, key) for what, key in theirs.keys() - mine.keys() if what == "asked"]
+    for (what, key), data in mine.items():
+        mounted = what == "rows" and (what, key) not in theirs and ("kv", key) in theirs
+        if not mounted and theirs.get((what, key)) != data:
+            out.append((what, key))
+    return out
 
 
 class Witness:
@@ -261,8 +264,8 @@ class Watched(Engine):
 
     bench: Bench
 
-    def _extend(self, *args: Any) -> Outcome:
-        outcome = super()._extend(*args)
+    def _extend(self, *args: Any, **options: Any) -> Outcome:
+        outcome = super()._extend(*args, **options)
         self.bench.outcomes[type(outcome).__name__] += 1
         return outcome
 
@@ -437,7 +440,6 @@ class Bench:
                 if (error := future.exception(timeout=0)) is not None:
                     raise AssertionError(f"{player.name}: {op} was answered with {error!r}")
             self.look(player.seq_id)
-        assert not self.capture.conflicts, self.capture.conflicts
 
     def _stuck(self) -> str:
         busy = (s for s in self.engine.ledger.sequences.values() if s.has_work)
@@ -485,7 +487,7 @@ class Bench:
             row += count
 
     def look(self, seq_id: int, start: int = 0, stop: int | None = None) -> None:
-        """Keep the KV of tokens [start, stop), or of all that have it, as the block table finds it."""
+        """Keep the KV of tokens [start, stop) (None: of all that have it) by the block table."""
         seq = self.engine.ledger.sequences[seq_id]
         for segment in seq.segments:
             first, size = segment.first_position, segment.block_size
@@ -522,18 +524,7 @@ class Bench:
 
 # random worlds ----------------------------------------------------------------------------------
 
-VERBS = (
-    "read",
-    "read",
-    "write",
-    "write",
-    "write",
-    "attach",
-    "rollback",
-    "rewrite",
-    "fork",
-    "logits",
-)
+VERBS = (*("read", "write") * 2, "write", "attach", "rollback", "rewrite", "fork", "fork", "logits")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from bruteforce import Books, Wrong
 from toy import Interrupt, Toy, plain
 
 import inms_lab.engine
@@ -19,6 +20,7 @@ from inms_lab import audit
 from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted
 from inms_lab.events import (
     EVENT_TYPES,
+    Allocated,
     Commanded,
     Copied,
     Event,
@@ -28,11 +30,13 @@ from inms_lab.events import (
     Published,
     Registered,
     Released,
+    Shared,
+    Stepped,
 )
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Plan
 from inms_lab.plan import plan_extend
-from inms_lab.policy import MODES
+from inms_lab.policy import MODES, Inms
 from inms_lab.schedule import schedule
 
 VOCAB = 5
@@ -45,7 +49,7 @@ class Player:
 
     def __init__(self, mode: str, seed: int) -> None:
         self.rng = random.Random(seed)
-        self.toy = Toy(mode, size=4, blocks=(6, 6, 18 if mode == "inms" else 26))
+        self.toy = Toy(mode, size=4, blocks=(6, 6, 30 if mode == "inms" else 40))
         self.toy.on_event.append(self._saw)
         self.shares = MODES[mode].encodes_prompts
         self.prompts: dict[int, list[list[int]]] = {}
@@ -66,7 +70,8 @@ class Player:
             (self.logits, 2),
             (self.fork, 6),
             (self.rollback, 8),
-            (self.rewrite, 6),
+            (self.rewrite, 4),
+            (self.edit, 4),
             (self.end, 4),
             (self.step, 45),
             (self.interrupt, 2),
@@ -211,6 +216,22 @@ class Player:
             replaced = self.rng.randint(0, 3)
             self.ask(seq_id, "rewrite", self.text(4), start=start, count=replaced)
 
+    def edit(self) -> None:
+        """An agent changes a word of the sealed text that its context begins with."""
+        sequences = self.toy.ledger.sequences
+        private = self.toy.ledger.pools.get("private")
+        if private and not private.free:  # a copy takes a free block, it evicts nobody
+            self.end()
+            self.toy.engine.enter()
+        for seq_id in reversed(self.agents):
+            for segment in sequences[seq_id].segments[:2]:
+                offsets = [i for i in range(segment.computed) if i % segment.block_size]
+                live = sequences[seq_id].is_live
+                if live and segment.tier in ("global", "group") and offsets:
+                    start = segment.first_position + self.rng.choice(offsets)
+                    self.ask(seq_id, "rewrite", self.text(2), start=start, count=1)
+                    return
+
     def end(self) -> None:
         seq_id = self.agent()
         if seq_id is not None:
@@ -312,7 +333,8 @@ def test_ledger_equals_the_independent_books_over_thousands_of_operations(
 
 def finish(player: Player) -> None:
     """Everything comes to an end, and then nothing is held."""
-    player.toy.run()
+    player.toy.step(30)
+    player.toy.run(limit=2000)
     player._collect()
     assert not player.futures, "a request was never answered"
     for seq in list(player.toy.ledger.sequences.values()):
@@ -320,3 +342,94 @@ def finish(player: Player) -> None:
             player.toy.enter(seq.seq_id, "close")
     assert set(player.toy.held().values()) == {0}
     assert not audit.faults(player.toy.ledger)
+
+
+BAD: dict[str, tuple[str, Event]] = {
+    "a held block is handed out": ("is not free", Allocated(2, 0, "private", (0,), (b"",), 4)),
+    "a cached block is handed out": ("is not free", Allocated(2, 0, "private", (1,), (b"",), 4)),
+    "a block is handed out twice": ("twice", Allocated(2, 0, "private", (7, 7), (b"",) * 2, 5)),
+    "other content is shared": ("other content", Shared(2, 0, "private", (1,), 4)),
+    "another's block is shared": ("other content", Shared(2, 0, "private", (0,), 4)),
+    "an empty block is shared": ("nobody published", Shared(2, 0, "private", (7,), 4)),
+    "foreign text is copied": (
+        "not what is copied",
+        Copied(2, 0, 0, "private", 0, "private", 7, 3),
+    ),
+    "a held block is evicted": ("has holders", Evicted("private", (0,), (b"",), (0,))),
+    "an eviction lies about its key": (
+        "another identity",
+        Evicted("private", (1,), (b"",), (0,)),
+    ),
+    "a block is freed that is not in the table": (
+        "from elsewhere",
+        Freed(0, 0, "private", (1,), 0, "x"),
+    ),
+    "a pending block is published": ("not written", Published(1, 0, "private", 0, (2,), (b"k",))),
+    "a block is published twice": ("twice", Published(0, 0, "private", 0, (0,), (b"k",))),
+    "one key for two contents": ("two contents", Published(3, 0, "private", 0, (3,), (b"0",))),
+    "one content under two keys": ("two keys", Published(3, 0, "private", 0, (3,), (b"new",))),
+    "a step writes without a slot": ("without a slot", Stepped(9, 0, ((2, 4, 0, False),))),
+    "a step writes what is published": ("can be found", Stepped(9, 0, ((4, 1, 0, False),))),
+    "a text for who may not see it": (
+        "may not see it",
+        Commanded(5, 1, "append", "group", ("group:team",), "group:team", 0, 4),
+    ),
+    "a text with too low a label": (
+        "below what",
+        Commanded(5, 1, "append", "private", (), "private", 0, 4),
+    ),
+}
+
+
+@pytest.mark.parametrize(("words", "event"), BAD.values(), ids=BAD)
+def test_the_independent_books_notice(words: str, event: Event) -> None:
+    toy = Toy(budget=1000)
+    first, pending, idle, third, fourth = (toy.agent("a") for _ in range(5))
+    toy.engine.register("agent", "stranger", frozenset({"agent:stranger"}))
+    toy.do(first, "append", [1, 1, 1, 1, 2, 2, 2, 2])
+    toy.enter(first, "rollback", count=4)  # block 0 is held, block 1 cached
+    toy.enter(pending, "append", [3, 3, 3, 3])
+    toy.enter(third, "append", [4, 4, 4])
+    toy.enter(fourth, "append", [0, 0, 0, 0])
+    toy.engine.plan()  # blocks 2, 3, 4 are pending
+    toy.enter(idle, "append", [2, 2, 2, 2, 1])
+    books = Books(toy.log.tokens)
+    for e in toy.log.events:
+        books.apply(e)
+    books.apply(Stepped(2, 0, ((third, 3, 0, False), (fourth, 3, 0, False))))
+    text = books.holders[third].parts[0]
+    text.open = False
+    content = (tuple(text.contexts), 0, text.label, books.holders[third].root)
+    if "two contents" in words:
+        books.content_of[b"0"] = "another"
+    elif "two keys" in words:
+        books.key_of[content] = b"old"
+    books.published["private", 4] = b"early"
+    with pytest.raises(Wrong, match=words):
+        books.apply(event)
+
+
+@pytest.mark.parametrize(
+    ("check", "reader", "texts", "words"),
+    [
+        ("label", "b", ([1, 1, 1, 1], [1, 1, 1, 1]), "may not hold"),
+        ("position", "a", ([1, 1, 1, 1], [2, 2, 2, 2, 1, 1, 1, 1]), "other content"),
+        ("pending", "a", ([1, 1, 1, 1], [1, 1, 1, 1]), "nobody published"),
+    ],
+)
+def test_the_independent_books_notice_a_check_that_is_switched_off(
+    check: str, reader: str, texts: tuple[list[int], list[int]], words: str
+) -> None:
+    inms = MODES["inms"]
+    assert isinstance(inms, Inms)
+    for policy in (inms, inms.without(check)):
+        toy = Toy(policy, budget=3 if check == "pending" else 4)
+        toy.ask(toy.agent("a"), "append", texts[0])
+        toy.step()
+        turn = toy.ask(toy.agent(reader), "append", texts[1])
+        if policy.off:
+            with pytest.raises(Wrong, match=words):
+                toy.run()
+        else:
+            toy.run()
+            assert turn.future.result(timeout=0) == len(texts[1])

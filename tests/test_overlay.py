@@ -140,6 +140,27 @@ def test_a_pool_and_its_overlay_do_the_same(before: Any, after: Any) -> None:
     assert pool.snapshot() == kept
 
 
+def test_a_pool_refuses_what_no_event_may_do() -> None:
+    pool = Pool(PoolOpened("p", "private", "t", 4, 3))
+    pool.allocate(0, ())
+    before = pool.snapshot()
+    for verb, arguments in (
+        ("allocate", (2, ())),  # not the head of the free queue
+        ("allocate", (0, ())),
+        ("share", (1,)),
+        ("release", (1,)),
+        ("publish", (1, b"k", b"t")),
+    ):
+        with pytest.raises(PlanInvalid):
+            getattr(pool, verb)(*arguments)
+    assert pool.snapshot() == before
+    pool.publish(0, b"k", b"t")
+    with pytest.raises(PlanInvalid):
+        pool.publish(0, b"l", b"t")
+    with pytest.raises(PlanInvalid):
+        Pool(PoolOpened("q", "private", "t", 4, 1)).release(0)
+
+
 def test_books_that_were_overlaid_stay_as_they_are() -> None:
     toy = Toy()
     toy.prompt([1, 2, 3, 4, 0])

@@ -146,6 +146,60 @@ def test_a_block_found_behind_one_that_was_not_is_shared_in_the_next_chunk() -> 
     )
 
 
+def test_a_chunk_ends_where_a_later_block_can_be_found() -> None:
+    toy = Toy("global", blocks=(1, 1, 6))
+    first, second = toy.agent("a"), toy.agent("b")
+    text = [1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3]
+    toy.do(first, "append", text)
+    toy.enter(first, "close")
+    gone = toy.ledger.pools["common"].keys[0]
+    toy.cache.commit(Plan(len(toy.log), (Evicted("common", (0,), (gone,), (0,)),)))
+    toy.enter(second, "append", text)
+    plan = planned(toy, second)
+    assert isinstance(plan, Plan)
+    assert plan.events == (Allocated(second, 0, "common", (3,), (gone,), 4),)
+    assert plan.chunk == Chunk(second, 0, 4)
+    toy.step()
+    plan = planned(toy, second)
+    assert isinstance(plan, Plan)
+    assert plan.events == (Shared(second, 0, "common", (1, 2), 12, "hit"),)
+
+
+def test_a_chunk_ends_where_a_later_block_is_being_written() -> None:
+    toy = Toy(tile=8)  # an edit copies a whole block, and a copy is not published
+    text = [*HELLO[:8], 3, 3, 0, 0, 1, 1, 1]
+    toy.prompt(text)
+    first, second = toy.agent("a"), toy.agent("a")
+    for agent in (first, second):
+        toy.do(agent, "append", text, tier="global", seal=True)
+    toy.enter(first, "rewrite", [2, 2, 2], start=13, count=2)
+    toy.engine.plan()
+    assert list(toy.ledger.pools["private"].promised) == [1]
+    toy.enter(second, "rollback", count=8)
+    toy.enter(second, "append", [3, 3, 0, 0, 1, 2, 2, 2])
+    plan = planned(toy, second)
+    assert isinstance(plan, Plan)
+    assert plan.chunk == Chunk(second, 8, 12)
+    assert plan.events == (Allocated(second, 1, "private", (2,), (key(toy, second, 0, 1),), 4),)
+
+
+@pytest.mark.parametrize(
+    ("reader", "text", "found"),
+    [("a", [1, 1, 1, 1], True), ("a", [2, 2, 2, 2], False), ("b", [1, 1, 1, 1], False)],
+)
+def test_a_hit_compares_tokens_and_labels_even_if_all_digests_collide(
+    reader: str, text: list[int], found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inms_lab.segment.block_key", lambda *_: b"one for all")
+    toy = Toy(compare=False)
+    toy.do(toy.agent("a"), "append", [1, 1, 1, 1])
+    agent = toy.agent(reader)
+    toy.enter(agent, "append", text)
+    plan = planned(toy, agent)
+    assert isinstance(plan, Plan)
+    assert isinstance(plan.events[0], Shared) == found
+
+
 def test_a_full_hit_recomputes_the_last_token_without_writing() -> None:
     toy = Toy()
     first, second = toy.agent("a"), toy.agent("a")
@@ -190,6 +244,22 @@ def test_a_segment_cut_is_part_of_what_stands_before() -> None:
     toy.do(second, "append", [2, 2, 2, 2])
     assert toy.table(first) == [("private", [0, 1])]
     assert toy.table(second) == [("private", [0]), ("private", [2])]
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_record_whose_holder_ended_is_computed_again_and_costs_nobody_the_life(
+    ended: bool,
+) -> None:
+    toy = Toy(blocks=(2, 3, 8))
+    record = toy.record("team", HELLO)
+    if ended:
+        toy.enter(record, "close")
+        toy.record("team", [1] * 12)  # its blocks are taken
+    agent = toy.agent("a")
+    where = {"tier": "group", "group": "team", "seal": True, "record": record}
+    assert toy.do(agent, "append", HELLO, **where) == 9
+    (place,) = toy.table(agent)
+    assert place[0] == ("private" if ended else "group:team")
 
 
 # --- waiting ---------------------------------------------------------------------------------
@@ -361,6 +431,18 @@ def test_nothing_of_a_principal_stays_findable_after_its_last_holder_ended() -> 
     assert not toy.ledger.pools["private"].index
 
 
+def test_sealed_text_stays_findable_when_its_last_reader_ends() -> None:
+    toy = Toy()
+    prompt = toy.prompt(SYSTEM)
+    agent, late = toy.agent("a"), toy.agent("b")
+    toy.do(agent, "append", SYSTEM, tier="global", seal=True)
+    toy.enter(prompt, "close")
+    toy.enter(agent, "close")
+    assert order(toy, "global") == ([2, 3, 4, 5, 6, 7], [1, 0])
+    toy.do(late, "append", SYSTEM, tier="global", seal=True)
+    assert toy.table(late) == [("global", [0, 1])]
+
+
 def test_a_plan_without_room_is_a_value_and_nothing_moves() -> None:
     toy = Toy(blocks=(1, 1, 3))
     first, second = toy.agent("a"), toy.agent("b")
@@ -530,6 +612,19 @@ def test_an_edit_of_a_sealed_prompt_copies_up_to_the_edit_into_the_readers_pool(
     assert toy.cache.store.num_copied == 2
 
 
+@pytest.mark.parametrize("first", [SYSTEM[:3], SYSTEM[:4], SYSTEM])
+def test_an_edit_in_the_second_of_two_sealed_texts_copies_too(first: list[int]) -> None:
+    toy = Toy()
+    toy.prompt(first, HELLO)
+    agent = toy.agent("a")
+    for text in (first, HELLO):
+        toy.do(agent, "append", text, tier="global", seal=True)
+    toy.do(agent, "rewrite", [3], start=len(first) + 2, count=1)
+    assert toy.cache.store.num_copied == 2
+    assert [pool_id for pool_id, _ in toy.table(agent)] == ["global", "private"]
+    assert toy.states(agent) == toy.model.run([*first, *HELLO[:2], 3, *HELLO[3:]])
+
+
 def test_an_edit_begins_its_segment_with_a_tile_where_tiles_are_larger_than_blocks() -> None:
     toy = Toy(tile=8)
     toy.prompt([*SYSTEM, 2, 2, 4, 4, 3, 3, 0, 0])
@@ -550,6 +645,23 @@ def test_an_edit_at_a_blocks_start_copies_nothing() -> None:
     toy.do(agent, "rewrite", [3], start=4, count=1)
     assert toy.cache.store.num_copied == 0
     assert toy.table(agent) == [("global", [0]), ("private", [0])]
+
+
+def test_a_reader_may_go_on_in_its_own_text_after_a_rollback_but_not_in_sealed_text() -> None:
+    toy = Toy()
+    toy.prompt(SYSTEM)
+    agent = toy.agent("a")
+    toy.do(agent, "append", SYSTEM, tier="global", seal=True)
+    toy.do(agent, "append", HELLO[:6])
+    toy.do(agent, "append", [1], fresh=True)
+    toy.enter(agent, "rollback", count=10)
+    assert [s.open for s in toy.ledger.sequences[agent].segments] == [False, True]
+    toy.do(agent, "append", [0])
+    assert toy.table(agent) == [("global", [0, 1]), ("private", [0, 3])]
+    toy.enter(agent, "rollback", count=5)
+    assert [s.open for s in toy.ledger.sequences[agent].segments] == [False]
+    toy.do(agent, "append", [0])
+    assert toy.table(agent) == [("global", [0, 1]), ("private", [4])]
 
 
 def test_the_only_holder_overwrites_and_the_old_identity_goes_first() -> None:
@@ -611,6 +723,22 @@ def test_a_turn_without_opening_survives_a_preemption() -> None:
     toy.cache.commit(plan)
     toy.run()
     assert turn.future.result(timeout=0) == toy.model.generate([1] * 12, 3)
+
+
+def test_a_cut_ends_the_turn_and_takes_its_empty_segment_away() -> None:
+    toy = Toy()
+    agent = toy.agent("a")
+    toy.do(agent, "append", [1, 2, 3, 4, 0], seal=True)
+    toy.enter(agent, "write", count=3)
+    sequence = toy.ledger.sequences[agent]
+    assert len(sequence.segments) == 2
+    for event in (
+        Commanded(agent, 3, "rollback", count=4),
+        Freed(agent, 0, "private", (1,), 4, "cut"),
+    ):
+        toy.cache.record(event)
+    assert (len(sequence.segments), sequence.to_generate) == (1, 0)
+    assert toy.table(agent) == [("private", [0])]
 
 
 def test_a_text_that_is_cut_while_it_is_computed_is_answered() -> None:
@@ -708,70 +836,114 @@ def drop(index: int) -> Callable[[Plan], Plan]:
 
 
 AGENT = 3  # of the story
-EDITS: dict[str, Callable[[Plan], Plan]] = {
-    "another block": edit(2, blocks=(3, 4, 0)),
-    "a held block": edit(2, blocks=(0, 3, 4)),
-    "the blocks in another order": edit(2, blocks=(4, 3, 2)),
-    "a block twice": edit(2, blocks=(3, 3, 4)),
-    "fewer blocks": edit(2, blocks=(3, 4)),
-    "another key": edit(2, keys=(b"0" * 16, b"1" * 16, b"")),
-    "a key for an open block": edit(2, keys=(b"0" * 16,) * 3),
-    "more slots than tokens": edit(2, length=12),
-    "blocks in the wrong order of the prompt": edit(0, blocks=(1, 0)),
-    "one block of two": edit(0, blocks=(0,)),
-    "fewer slots": edit(0, length=4),
-    "an unpublished block": edit(0, blocks=(0, 7)),
-    "somebody else's private block": insert(
-        1, Shared(AGENT, 1, "private", (0,), 4, "hit"), Freed(AGENT, 1, "private", (0,), 0, "x")
+EDITS: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
+    "another block": ("head of the free queue", edit(2, blocks=(3, 4, 0))),
+    "a held block": ("head of the free queue", edit(2, blocks=(0, 3, 4))),
+    "the blocks in another order": ("head of the free queue", edit(2, blocks=(4, 3, 2))),
+    "a block twice": ("head of the free queue", edit(2, blocks=(3, 3, 4))),
+    "fewer blocks": ("promised keys", edit(2, blocks=(3, 4))),
+    "another key": ("promised keys", edit(2, keys=(b"0" * 16, b"1" * 16, b""))),
+    "a key for an open block": ("promised keys", edit(2, keys=(b"0" * 16,) * 3)),
+    "more slots than tokens": ("slots and tokens differ", edit(2, length=12)),
+    "the prompt's blocks in another order": ("other tokens", edit(0, blocks=(1, 0))),
+    "one block of two": ("6 slots are 2 blocks", edit(0, blocks=(0,))),
+    "fewer slots": ("4 slots are 1 blocks", edit(0, length=4)),
+    "an unpublished block": ("not published", edit(0, blocks=(0, 7))),
+    "another's private block": (
+        r"label \(check 4\)",
+        insert(1, Shared(AGENT, 1, "private", (0,), 4, "hit")),
     ),
-    "somebody else's private block, as if a fork's": insert(
-        1, Shared(AGENT, 1, "private", (0,), 4, "fork"), Freed(AGENT, 1, "private", (0,), 0, "x")
+    "another's private block, as if a fork's": (
+        r"label \(check 4\)",
+        insert(1, Shared(AGENT, 1, "private", (0,), 4, "fork")),
     ),
-    "a block with other tokens": insert(
-        1, Shared(AGENT, 1, "private", (2,), 4, "hit"), Freed(AGENT, 1, "private", (2,), 0, "x")
+    "a private copy of another's block": (
+        "source's label",
+        insert(1, Copied(AGENT, 1, 0, "private", 0, "private", 3, 4)),
     ),
-    "the sealed tier": edit(2, pool_id="global", blocks=(), keys=()),
-    "a write into the sealed prompt": insert(
-        0, Allocated(AGENT, 0, "global", (0, 1), (b"", b""), 6)
+    "a copy of other tokens": (
+        "other tokens",
+        insert(1, Copied(AGENT, 1, 0, "global", 0, "private", 3, 4)),
     ),
-    "a private copy of another's block": insert(
-        1, Copied(AGENT, 1, 0, "private", 0, "private", 3, 4)
+    "a copy of nothing": (
+        "holds nothing",
+        insert(1, Copied(AGENT, 1, 0, "private", 4, "private", 3, 4)),
     ),
-    "a copy of other tokens": insert(1, Copied(AGENT, 1, 0, "global", 0, "private", 3, 4)),
-    "no mounting of what stands before": drop(0),
-    "no eviction": drop(1),
-    "an eviction of a held block": edit(1, blocks=(0,)),
-    "an eviction twice": edit(1, blocks=(2, 2), keys=(b"", b"")),
-    "another number of remaining copies": edit(1, remaining=(3,)),
-    "an unknown holder": edit(0, seq_id=99),
-    "an unknown segment": edit(0, segment=7),
-    "an unknown pool": edit(1, pool_id="nowhere"),
-    "unequal tuples": edit(1, keys=()),
-    "a publication of what is not written": lambda plan: replace(
-        plan,
-        events=(
-            *plan.events,
-            Published(AGENT, 1, "private", 0, (3,), plan.events[2].keys[:1]),  # type: ignore[union-attr]
+    "a copy into the sealed tier": (
+        "may not write to global",
+        insert(1, Copied(AGENT, 0, 0, "global", 0, "global", 3, 4)),
+    ),
+    "the sealed tier for private text": (
+        "segment 1 is not in global",
+        edit(2, pool_id="global", blocks=(), keys=()),
+    ),
+    "a write into the sealed prompt": (
+        "may not write to global",
+        insert(0, Allocated(AGENT, 0, "global", (0, 1), (b"", b""), 6)),
+    ),
+    "no mounting of what stands before": ("at the end of what a holder has", drop(0)),
+    "no eviction": ("head of the free queue", drop(1)),
+    "an eviction of a held block": ("is no victim", edit(1, blocks=(0,))),
+    "an eviction under another key": ("copies that remain", edit(1, keys=(b"0" * 16,))),
+    "another number of remaining copies": ("copies that remain", edit(1, remaining=(3,))),
+    "an unknown holder": ("does not exist", edit(0, seq_id=99)),
+    "an unknown segment": ("no such segment", edit(0, segment=7)),
+    "an unknown pool": ("does not exist", edit(1, pool_id="nowhere")),
+    "a publication of what is not written": (
+        "not written to its end",
+        lambda plan: replace(plan, events=(*plan.events, published_early(plan))),
+    ),
+    "a text with a foreign label": (
+        "may not hold",
+        insert(
+            0, Commanded(AGENT, 3, "append", "private", ("agent:a", "agent:b"), "private", 0, 4)
         ),
     ),
-    "a text with too low a label": insert(
-        0, Commanded(AGENT, 3, "append", "private", (), "private", 0, 4)
+    "a text with a label below its context's": (
+        "a label joins",
+        insert(0, Commanded(AGENT, 3, "append", "private", (), "private", 0, 4)),
     ),
-    "a text with a foreign label": insert(
-        0, Commanded(AGENT, 3, "append", "private", ("agent:a", "agent:b"), "private", 0, 4)
+    "a secret in a public pool": (
+        "label too high",
+        insert(0, Commanded(AGENT, 3, "append", "global", ("agent:a",), "global", 0, 4)),
     ),
-    "a public text in the group's pool": insert(
-        0, Commanded(AGENT, 3, "append", "group", (), "group:team", 0, 4)
+    "a text of another tier than its pool": (
+        "not of tier",
+        insert(0, Commanded(AGENT, 3, "append", "global", ("agent:a",), "private", 0, 4)),
     ),
-    "a command out of order": insert(0, Commanded(AGENT, 7, "logits")),
-    "a command to the dead": insert(
-        0, Commanded(AGENT, 3, "close"), Commanded(AGENT, 4, "append", "private", ("agent:a",))
+    "tokens that nobody has": (
+        "outside the token table",
+        insert(0, Commanded(AGENT, 3, "append", "private", ("agent:a",), "private", 10**6, 4)),
     ),
-    "a fork with another clearance": insert(
-        0, Registered(9, "agent", "a", "default", ("agent:b",), b"", AGENT)
+    "a command out of order": ("out of order", insert(0, Commanded(AGENT, 7, "logits"))),
+    "an unknown command": ("no command is called", insert(0, Commanded(AGENT, 3, "guess"))),
+    "a command to the dead": (
+        "is reclaimed",
+        insert(0, Commanded(AGENT, 3, "close"), Commanded(AGENT, 4, "logits")),
     ),
-    "a step that nobody took": insert(3, Stepped(9, 0, ((AGENT, 9, 0, False),))),
+    "a fork with another clearance": (
+        "one principal",
+        insert(0, Registered(9, "agent", "a", "default", ("agent:b",), b"", AGENT)),
+    ),
+    "a second holder of one number": (
+        "registered already",
+        insert(0, Registered(AGENT, "agent", "a", "default", (), b"")),
+    ),
+    "a step that nobody took": (
+        "does not follow",
+        insert(3, Stepped(9, 0, ((AGENT, 9, 0, False),))),
+    ),
+    "a step without slots": (
+        "without slots",
+        insert(0, Stepped(4, 0, ((AGENT, 9, 0, False),))),
+    ),
 }
+
+
+def published_early(plan: Plan) -> Published:
+    allocated = plan.events[2]
+    assert isinstance(allocated, Allocated)
+    return Published(AGENT, 1, "private", 0, allocated.blocks[:1], allocated.keys[:1])
 
 
 def test_the_plan_of_the_story_is_accepted_as_it_is() -> None:
@@ -780,15 +952,15 @@ def test_the_plan_of_the_story_is_accepted_as_it_is() -> None:
     assert toy.table(agent) == [("global", [0, 1]), ("private", [3, 4, 2])]
 
 
-@pytest.mark.parametrize("change", EDITS.values(), ids=EDITS)
+@pytest.mark.parametrize(("words", "change"), EDITS.values(), ids=EDITS)
 def test_an_edited_plan_is_refused_and_nothing_of_it_is_applied(
-    change: Callable[[Plan], Plan],
+    words: str, change: Callable[[Plan], Plan]
 ) -> None:
     toy, _, plan = story()
     before, index, slots = plain(toy.ledger), len(toy.log), repr(toy.cache.store.slots)
     edited = change(plan)
     assert edited != plan
-    with pytest.raises(PlanInvalid):
+    with pytest.raises(PlanInvalid, match=words):
         toy.cache.commit(edited)
     assert plain(toy.ledger) == before
     assert (len(toy.log), repr(toy.cache.store.slots)) == (index, slots)
@@ -800,11 +972,64 @@ def test_a_single_event_is_refused_whole_too() -> None:
     toy, _, plan = story()
     evicted = plan.events[1]
     assert isinstance(evicted, Evicted)
-    twice = replace(evicted, blocks=evicted.blocks * 2, keys=evicted.keys * 2, remaining=(0, 0))
+    twice = replace(evicted, blocks=evicted.blocks * 2, keys=evicted.keys * 2, remaining=(-1, -1))
+    uneven = replace(evicted, keys=())
     before = plain(toy.ledger)
-    with pytest.raises(PlanInvalid):
-        toy.cache.commit(Plan(len(toy.log), (twice,)))
+    for event in (twice, uneven):
+        with pytest.raises(PlanInvalid):
+            toy.cache.commit(Plan(len(toy.log), (event,)))
     assert plain(toy.ledger) == before
+
+
+@pytest.mark.parametrize(("tier", "pool_id"), [("private", "private"), ("group", "group:team")])
+def test_a_text_cannot_be_labelled_as_if_it_were_public(tier: str, pool_id: str) -> None:
+    toy = Toy()
+    agent = toy.agent("a")
+    text = Commanded(agent, 1, "append", tier, (), pool_id, *toy.log.add_tokens(HELLO))
+    with pytest.raises(PlanInvalid, match="a label joins"):
+        toy.cache.commit(Plan(len(toy.log), (text,)))
+    own = ("agent:a",) if tier == "private" else ("group:team",)
+    assert toy.cache.commit(Plan(len(toy.log), (replace(text, label=own),))) is None
+
+
+def test_nobody_but_the_prompts_holder_is_given_a_block_of_the_global_pool() -> None:
+    toy = Toy()
+    for kind, allowed in (("agent", False), ("record", False), ("prompt", True)):
+        holder = toy.engine.register(kind, kind, frozenset({"agent:agent", "group:team"}))
+        toy.enter(holder, "append", SYSTEM, tier="global", seal=True)
+        keys = key(toy, holder, 0), key(toy, holder, 1)
+        plan = Plan(len(toy.log), (Allocated(holder, 0, "global", (0, 1), keys, 6),))
+        if allowed:
+            assert toy.cache.commit(plan) is None
+        else:
+            with pytest.raises(PlanInvalid, match="may not write to global"):
+                toy.cache.commit(plan)
+
+
+def test_a_hit_is_checked_against_the_readers_own_text_and_place() -> None:
+    toy = Toy()
+    first, second = toy.agent("a"), toy.agent("a")
+    toy.do(first, "append", [1, 1, 1, 1, 2, 2, 2, 2])
+    toy.enter(second, "append", [2, 2, 2, 2])
+    for block, words in ((0, "other tokens"), (1, "another fingerprint")):
+        shared = Shared(second, 0, "private", (block,), 4, "hit")
+        with pytest.raises(PlanInvalid, match=words):
+            toy.cache.commit(Plan(len(toy.log), (shared,)))
+
+
+def test_a_fork_that_went_its_own_way_cannot_be_given_its_parents_blocks() -> None:
+    toy = Toy()
+    parent = toy.agent("a")
+    toy.do(parent, "append", HELLO)
+    child = toy.do(parent, "fork")
+    toy.enter(child, "rollback", count=0)
+    toy.enter(child, "append", [0, *HELLO[1:]])
+    shared = Shared(child, 0, "private", (0, 1, 2), 9, "fork")
+    with pytest.raises(PlanInvalid, match="in common with its parent"):
+        toy.cache.commit(Plan(len(toy.log), (shared,)))
+    orphan = Shared(parent, 0, "private", (0,), 4, "fork")
+    with pytest.raises(PlanInvalid):
+        toy.cache.commit(Plan(len(toy.log), (orphan,)))
 
 
 def test_a_release_in_the_middle_of_a_context_is_refused() -> None:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from harness import (
-    GREEDY,
     Bench,
     EveryRow,
     Op,
@@ -38,12 +37,21 @@ from inms_lab.store import KVStore
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "llama3")
 LOGITS, MARGIN = 2e-4, 4e-4  # fp32 against stock transformers
-EVENTFUL = ("preempted", "evicted", "copied", "overwritten", "deferred", "batched", "cut", "attached")
+EVENTFUL = (
+    "preempted",
+    "evicted",
+    "copied",
+    "overwritten",
+    "deferred",
+    "batched",
+    "cut",
+    "attached",
+)
 
 
 def assert_pure(world: World, name: str, policy: str, *, every_row: bool) -> Counter[str]:
     """Every agent of the world gets, to the bit, what it gets alone; gives what the run went
-    through. A tenth of the worlds' agents are compared with transformers too."""
+    through."""
     rng, singles = random.Random(world.budget), {}
     for program in world.programs:
         singles[program.name] = world.alone(tiny(name), program, policy)
@@ -55,8 +63,6 @@ def assert_pure(world: World, name: str, policy: str, *, every_row: bool) -> Cou
     for program in world.programs:
         wrong = differences(run, singles[program.name], program.name)
         assert not wrong, (program.name, len(wrong), wrong[:3])
-        asked = [key for key in singles[program.name].capture.asked if "/" not in key[0]]
-        assert len(asked) <= len(run.capture.asked), "every answer was compared"
     return run.happened()
 
 
@@ -134,15 +140,15 @@ def _check_default_model(runner: Runner) -> None:
                 Op("prompt"),
                 Op("attach"),
                 Op("read", words(rng, length)),
-                Op("write", count=8),
+                Op("write", count=4),
                 Op("read", words(rng, 9)),
-                Op("write", count=8),
+                Op("write", count=3),
             ),
         )
         for name, length in lengths.items()
     ]
     world = World(prompt, (record,), tuple(programs), block_size=16, tile=0, budget=67)
-    run = world.bench(runner, budget=world.budget, private=22)
+    run = world.bench(runner, budget=world.budget, private=20)
     run.publish("nobody", "g", record)
     run.run(*programs)
     assert run.happened()["preempted"]
@@ -177,9 +183,9 @@ def layouts(draw: st.DrawFn) -> Layout:
     block, tile = draw(
         st.sampled_from([(4, 1), (4, 4), (16, 4), (16, 16), (64, 16), (64, 64), (16, 64), (1, 16)])
     )
-    common = draw(st.lists(st.integers(1, 150), min_size=0, max_size=2))
-    own = st.lists(st.integers(1, 90), min_size=1, max_size=3)
-    count = draw(st.integers(1, 4))
+    common = draw(st.lists(st.integers(1, 100), max_size=2))
+    own = st.lists(st.integers(1, 50), min_size=1, max_size=3)
+    count = draw(st.integers(1, 3))
     lengths = tuple((*common, *draw(own)) for _ in range(count))
     heads, dim = draw(HEADS), draw(st.sampled_from([8, 16, 64]))
     return Layout(lengths, len(common), heads, dim, block, tile, draw(st.integers(0, 99)))
@@ -209,80 +215,91 @@ class Field:
         hidden = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
         return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v).transpose(0, 1)
 
-    def attend(self, rng: random.Random, largest: int) -> list[torch.Tensor]:
-        """All rows through the tile grid, in chunks of 1 to `largest` tokens, blocks scattered."""
+    def attend(self, rng: random.Random, largest: int, exactly: bool = True) -> list[torch.Tensor]:
+        """All rows through the tile grid, in chunks of 1 to `largest` tokens, blocks scattered.
+
+        The first sequence writes the shared segments, the others mount them. In the end the last
+        tokens of all are computed again, together and without being written: the same bits.
+        """
         layout = self.layout
-        num_blocks = 8 + sum(-(-n // layout.block) for lengths in layout.lengths for n in lengths)
-        free = rng.sample(range(num_blocks), num_blocks)
-        store = KVStore(1, layout.heads[1], layout.dim)
-        store.open("pool", num_blocks * layout.block)
-        store.regions["pool"].uniform_(-9, 9)  # what is masked must not matter
-        common = [[free.pop() for _ in range(-(-n // layout.block))] for n in self._common()]
-        tables = [
-            common + [[free.pop() for _ in range(-(-n // layout.block))] for n in own]
-            for own in (lengths[layout.shared :] for lengths in layout.lengths)
-        ]
+        tables, store = self._place(rng)
         total = [sum(lengths) for lengths in layout.lengths]
-        done, out = [0] * len(total), [torch.zeros_like(q) for q, _, _ in self.qkv]
-        done[1:] = [0] * (len(total) - 1)
+        common = sum(layout.lengths[0][: layout.shared])
+        done = [0, *(common for _ in total[1:])]
+        out = [torch.zeros_like(q) for q, _, _ in self.qkv]
         while done != total:
-            waiting = [i for i, n in enumerate(total) if done[i] < n]
-            first = [i for i in waiting if self._is_ready(i, done)]
-            chosen = rng.sample(first, rng.randint(1, len(first)))
+            ready = [i for i, n in enumerate(total) if done[i] < n and (not i or done[0] >= common)]
+            chosen = rng.sample(ready, rng.randint(1, len(ready)))
             stops = {i: min(total[i], done[i] + rng.randint(1, largest)) for i in chosen}
-            spans = [self._span(i, tables[i], done[i], stops[i]) for i in chosen]
-            plan = build(spans, store, layout.tile, layout.heads[0], 16)
-            rows = [
-                torch.cat([self.qkv[i][part][done[i] : stops[i]] for i in chosen])
-                for part in range(3)
-            ]
-            padding = plan.input_ids.shape[1] - len(rows[0])
-            rows = [torch.cat((x, torch.randn(padding, *x.shape[1:]))) for x in rows]
-            result = plan.attend(0, *rows, scale=layout.dim**-0.5)
-            at = 0
-            for i in chosen:
-                out[i][done[i] : stops[i]] = result[at : at + stops[i] - done[i]]
-                at += stops[i] - done[i]
+            spans = {i: self._span(i, tables[i], done[i], stops[i]) for i in chosen}
+            for i, rows in self._forward(store, spans).items():
+                out[i][done[i] : stops[i]] = rows
                 done[i] = stops[i]
+        for rows in out[1:]:
+            rows[:common] = out[0][:common]
+        if exactly:
+            spans = {i: self._span(i, tables[i], n - 1, n) for i, n in enumerate(total)}
+            again = self._forward(store, {i: replace(s, slots=()) for i, s in spans.items()})
+            assert all(torch.equal(again[i][0], rows[-1]) for i, rows in enumerate(out))
         return out
 
-    def _common(self) -> tuple[int, ...]:
-        return self.layout.lengths[0][: self.layout.shared]
+    def _place(self, rng: random.Random) -> tuple[list[list[list[int]]], KVStore]:
+        """A block table for every segment of every sequence, and a store full of rubbish."""
+        layout, sizes = self.layout, [-(-n // self.layout.block) for n in self.lengths()]
+        free = rng.sample(range(sum(sizes) + 8), sum(sizes) + 8)
+        blocks = [[free.pop() for _ in range(size)] for size in sizes]
+        common, rest = blocks[: layout.shared], iter(blocks[layout.shared :])
+        tables = [common + [next(rest) for _ in own[layout.shared :]] for own in layout.lengths]
+        store = KVStore(1, layout.heads[1], layout.dim)
+        store.open("pool", (sum(sizes) + 8) * layout.block)
+        store.regions["pool"].uniform_(-9, 9)  # what is masked must not matter
+        return tables, store
 
-    def _is_ready(self, number: int, done: list[int]) -> bool:
-        """The first sequence writes what is shared; the others come when it is written."""
-        return number == 0 or done[0] >= sum(self._common())
+    def lengths(self) -> list[int]:
+        """Lengths of the distinct segments, the shared ones first."""
+        shared = self.layout.shared
+        own = (n for lengths in self.layout.lengths for n in lengths[shared:])
+        return [*self.layout.lengths[0][:shared], *own]
+
+    def _forward(self, store: KVStore, spans: dict[int, Span]) -> dict[int, torch.Tensor]:
+        layout = self.layout
+        plan = build(list(spans.values()), store, layout.tile, layout.heads[0], 16)
+        padding = plan.input_ids.shape[1] - plan.num_rows
+        rows = [
+            torch.cat(
+                [self.qkv[i][part][s.start : s.start + len(s.tokens)] for i, s in spans.items()]
+            )
+            for part in range(3)
+        ]
+        q, k, v = (torch.cat((x, torch.randn(padding, *x.shape[1:]))) for x in rows)
+        result = plan.attend(0, q, k, v, layout.dim**-0.5)
+        parts = result[: plan.num_rows].split([len(s.tokens) for s in spans.values()])
+        return dict(zip(spans, parts, strict=True))
 
     def _span(self, number: int, table: list[list[int]], start: int, stop: int) -> Span:
-        layout, tiles, slots = self.layout, [], []
-        first, block, tile = 0, layout.block, layout.tile
-        common = sum(self._common())
-        for length, blocks in zip(layout.lengths[number], table, strict=True):
-            visible = min(length, stop - first)
-            for at in range(0, max(visible, 0), tile):
+        block, tile = self.layout.block, self.layout.tile
+        first, tiles, slots = 0, [], []
+        for length, blocks in zip(self.layout.lengths[number], table, strict=True):
+            visible = max(0, min(length, stop - first))
+            for at in range(0, visible, tile):
                 count = min(tile, visible - at)
                 where = [blocks[i] * block for i in range(at // block, -(-(at + count) // block))]
-                slot = where[0] + at % block
-                step = min(tile, block)
-                tiles.append(TileRef("pool", slot, first + at, count, tuple(where[1:]), step))
-            for at in range(max(start - first, 0), max(visible, 0)):
+                slot, more, step = where[0] + at % block, tuple(where[1:]), min(tile, block)
+                tiles.append(TileRef("pool", slot, first + at, count, more, step))
+            for at in range(max(start - first, 0), visible):
                 slots.append(("pool", blocks[at // block] * block + at % block))
             first += length
-        if number and start < common:  # already written by the first sequence
-            slots = []
         return Span(start, [0] * (stop - start), range(start, stop), slots, tiles, False)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(layouts())
 def test_tiles_equal_dense_attention_and_any_cut_gives_the_same_bits(layout: Layout) -> None:
     field, rng = Field(layout), random.Random(layout.seed)
     one = field.attend(rng, largest=10_000)
     for number, rows in enumerate(one):
         assert (rows - field.dense(number)).abs().max() < 2e-5
-    for largest in (1, 7, 40):
-        if largest == 1 and sum(map(sum, layout.lengths)) > 200:
-            continue
+    for largest in (1 if sum(field.lengths()) < 60 else 9, 40):
         for rows, again in zip(one, field.attend(rng, largest), strict=True):
             assert torch.equal(rows, again), largest
 
@@ -294,7 +311,7 @@ def test_the_plain_form_equals_the_fast_one(layout: Layout) -> None:
     fast = field.attend(random.Random(1), largest=30)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batching, "read_tiles", read_tiles_plain)
-        plain = field.attend(random.Random(1), largest=30)
+        plain = field.attend(random.Random(1), largest=30, exactly=False)
     for a, b in zip(fast, plain, strict=True):
         assert (a - b).abs().max() < 1e-5
 
@@ -326,6 +343,3 @@ def test_the_merge_ignores_neighbours_and_absent_tiles() -> None:
             alone, single = merge(out[used, row : row + 1], lse[used, row : row + 1], used)
             assert torch.equal(both[row], alone[0])
             assert torch.equal(total[row], single[0])
-
-
-__all__ = ["GREEDY"]

@@ -11,8 +11,8 @@ from typing import Any
 _HOME = {
     "PoolView": "pool_view",
     "Snapshot": "snapshot",
-    "snapshot": "snapshot",
     "snapshot_at": "snapshot",
+    "snapshot_of": "snapshot",
     "show_recorded": "recorded",
 }
 

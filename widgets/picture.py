@@ -38,10 +38,10 @@ CSS = """
 .inms .end{text-anchor:end}
 .inms .n{font-size:13px;font-weight:700;text-anchor:middle}
 .inms .who{font-size:8.5px;text-anchor:middle}
-.inms .r1{fill:#3b5585}.inms .r2{fill:#79808c}.inms .r3{fill:#b5a873}.inms .r4{fill:#f5dc5a}
+.inms .r1{fill:#3b5585}.inms .r2{fill:#868d99}.inms .r3{fill:#b5a873}.inms .r4{fill:#f5dc5a}
 .inms .t1{fill:#fff}.inms .t2,.inms .t3,.inms .t4{fill:#10141d}
 .inms .cached{fill:none;stroke:#a3adbd;stroke-dasharray:4 3}
-.inms .free{fill:none;stroke:#4b5568;stroke-dasharray:1.5 3}
+.inms .free{fill:none;stroke:#76839b;stroke-dasharray:2 3}
 .inms .rest{fill:none;stroke:#a3adbd}
 """
 
@@ -88,7 +88,8 @@ def render_svg(shot: Snapshot, *, titles: bool = True) -> str:
     _draw_legend(canvas)
     height = canvas.y + MARGIN / 2
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" class="inms" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
+        f'width="{WIDTH}" height="{height:g}" class="inms" '
         f'role="img" aria-label="{escape(summary(shot))}"><style>{CSS}</style>'
         f'<rect width="{WIDTH}" height="{height:g}" rx="8" class="plate"/>'
         f"{''.join(canvas.parts)}</svg>"
@@ -157,9 +158,9 @@ def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
         row, column = divmod(at, PER_ROW)
         _draw_block(canvas, MARGIN + column * PITCH, row * PITCH, block, titles)
     canvas.y += -(-len(shown) // PER_ROW) * PITCH
-    rest = [f"+ {pool.num_blocks - len(pool.blocks)} free blocks"]
+    rest = [f"+ {pool.num_blocks - len(pool.blocks)} blocks never used"]
     if len(pool.blocks) > len(shown):
-        rest.insert(0, f"+ {len(pool.blocks) - len(shown)} blocks in use that are not drawn")
+        rest.insert(0, f"+ {len(pool.blocks) - len(shown)} used blocks that are not drawn")
     canvas.text(MARGIN, 14, " ".join(rest), "dim")
     canvas.y += 34
 
@@ -195,10 +196,10 @@ def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
 def _draw_memory(canvas: _Canvas, shot: Snapshot) -> None:
     most = max(shot.held_bytes, shot.independent_bytes, 1)
     less = 1 - shot.held_bytes / shot.independent_bytes if shot.independent_bytes else 0
-    saved = f", {less:.0%} less" if less > 0 else ""
-    bars = (("KV held now", shot.held_bytes, "r3"),)
+    saved = f", {100 * less:.0f} % less" if less > 0 else ""
+    bars = [("KV held now", shot.held_bytes, "r3")]
     if shot.independent_bytes:
-        bars += (("each agent on its own", shot.independent_bytes, "rest"),)
+        bars.append(("each agent on its own", shot.independent_bytes, "rest"))
     for name, num_bytes, css in bars:
         canvas.text(MARGIN, 15, name)
         canvas.box(BAR_AT, 2, BAR * num_bytes / most, 16, css)

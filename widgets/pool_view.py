@@ -18,7 +18,7 @@ from inms_lab.lab import Lab
 from inms_lab.launch import first_picture
 
 from .picture import render_html, render_live
-from .snapshot import Snapshot, blocks_in_use, snapshot
+from .snapshot import Snapshot, blocks_in_use, snapshot_of
 
 PERIOD = 0.1  # seconds between two looks
 
@@ -72,7 +72,7 @@ class PoolView(HTML):
         try:
             self._in_use = blocks_in_use(new, self._in_use)
             bytes_per_token = lab.engine.cache.store.bytes_per_token
-            self.shot = snapshot(lab.engine.ledger, bytes_per_token, self._in_use)
+            self.shot = snapshot_of(lab.engine.ledger, bytes_per_token, self._in_use)
             failed = f"updates of this view that failed: {self.num_failures}"
             self.value = render_live(self.shot, failed if self.num_failures else "")
             self.num_updates += 1

@@ -77,7 +77,7 @@ class Snapshot:
         return f"pools: {counts or 'none'}; {len(self.agents)} agents"
 
 
-def snapshot(
+def snapshot_of(
     books: Ledger, bytes_per_token: int, in_use: Mapping[str, int] | None = None
 ) -> Snapshot:
     """The books as they are. `in_use[pool id]`: show at least so many of a pool's blocks."""
@@ -88,7 +88,9 @@ def snapshot(
     return Snapshot(
         num_steps=books.num_steps,
         pools=tuple(_pool(p, holders, floor.get(name, 0)) for name, p in books.pools.items()),
-        agents=tuple(_agent(seq, books, name) for seq, name in zip(agents, _names(agents), strict=True)),
+        agents=tuple(
+            _agent(seq, books, name) for seq, name in zip(agents, _names(agents), strict=True)
+        ),
         held_bytes=held_bytes(books, bytes_per_token),
         independent_bytes=independent_blocks(books) * size * bytes_per_token,
     )
@@ -96,10 +98,12 @@ def snapshot(
 
 def snapshot_at(log: Log, index: int, bytes_per_token: int) -> Snapshot:
     """The same at a past moment: when `index` events had happened."""
-    return snapshot(log.replay(index), bytes_per_token, blocks_in_use(log.events[:index]))
+    return snapshot_of(log.replay(index), bytes_per_token, blocks_in_use(log.events[:index]))
 
 
-def blocks_in_use(events: Iterable[Event], known: Mapping[str, int] | None = None) -> dict[str, int]:
+def blocks_in_use(
+    events: Iterable[Event], known: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """How many of each pool's blocks were ever in use, after `events` behind what is `known`."""
     highest = dict(known or {})
     for event in events:

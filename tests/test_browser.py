@@ -1,0 +1,87 @@
+"""Lab 00 in a real JupyterLab, driven in a real Chromium: what a student sees.
+
+Skipped with a message where there is no Chromium, unless INMS_REQUIRE_BROWSER=1.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from inms_lab.doctor import find_chromium
+
+if find_chromium() is None and os.environ.get("INMS_REQUIRE_BROWSER") != "1":
+    pytest.skip("no Chromium here (inms-lab doctor says how to get one)", allow_module_level=True)
+
+import browser
+
+pytestmark = [pytest.mark.browser, pytest.mark.model, pytest.mark.slow]
+NOTEBOOK = "00_start_here.ipynb"
+OURS = ("inms", "idget", "comm")  # in the text of an error: ours, or about our widgets
+
+
+class Opened(NamedTuple):
+    """Lab 00 on a page; `started`: when its server was started; `shots`: where pictures go."""
+
+    lab: browser.LabPage
+    started: float
+    shots: Path
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """Opened, not run yet."""
+    folder = tmp_path_factory.mktemp("jupyterlab")
+    started = time.perf_counter()
+    with (
+        browser.jupyterlab(folder) as address,
+        browser.chromium(viewport={"width": 1280, "height": 1000}) as page,
+    ):
+        lab = browser.LabPage(page, address, NOTEBOOK)
+        print(
+            f"\nthe notebook is open after {time.perf_counter() - started:.1f} s; shots: {folder}"
+        )
+        yield Opened(lab, started, folder)
+
+
+def test_the_recorded_run_shows_before_anything_runs(opened: Opened) -> None:
+    """Even in a notebook that is not trusted yet: an image and a table, no script."""
+    page = opened.lab.page
+    picture = page.locator(".jp-OutputArea img[alt^='pools:']:visible").first
+    picture.wait_for(timeout=20_000)
+    assert picture.evaluate("image => image.complete && image.naturalWidth") > 900
+    assert page.locator(".jp-OutputArea:has(img) script").count() == 0
+    page.screenshot(path=opened.shots / "opened.png")
+
+
+def test_all_cells_run_and_the_view_shows_shared_blocks(opened: Opened) -> None:
+    lab, page = opened.lab, opened.lab.page
+    lab.run_all()
+    page.locator(".inms-view svg").first.wait_for(timeout=120_000)
+    seconds = time.perf_counter() - opened.started
+    print(f"\nfirst live picture {seconds:.1f} s after the start of the server")
+    lab.wait_for_refcount(4)
+    lab.wait_until_run()
+    assert page.locator("[data-mime-type='application/vnd.jupyter.error']").count() == 0
+    assert not [error for error in lab.errors if any(word in error for word in OURS)]
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_view_is_whole_at_this_width_and_theme(opened: Opened, width: int, theme: str) -> None:
+    page = opened.lab.page
+    page.set_viewport_size({"width": width, "height": 1000})
+    opened.lab.theme(theme)
+    view = page.locator(".inms-view svg").first
+    view.scroll_into_view_if_needed()
+    assert opened.lab.clashes() == []
+    box = view.bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] < box["x"] + box["width"] <= width
+    assert box["width"] >= 760, "text is as small as 11 px below this"
+    page.screenshot(path=opened.shots / f"page_{width}_{theme}.png")

@@ -1,0 +1,311 @@
+"""Notebooks as users run them: lab 00 in a kernel, lab 00 on a broken engine, and what people do to
+running cells. (That lab 00's outputs are as committed is nbval's part of `make test`; that it was
+committed executed, small and clean is test_project.py's.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+
+ROOT = Path(__file__).resolve().parents[1]
+LABS = ROOT / "labs"
+FIRST = LABS / "00_start_here.ipynb"
+SECONDS = 120  # for one cell
+
+
+# --- lab 00 in a kernel -----------------------------------------------------------------------
+
+FACTS = """
+import json, threading
+from inms_lab.events import Commanded, Released
+from inms_widgets.snapshot import snapshot_at
+
+books = [which.log.replay() for which in (lab, alone)]
+events = list(enumerate(lab.log.events))
+index = next(i for i, e in events if isinstance(e, Commanded) and e.verb == "rollback")
+before = snapshot_at(lab.log, index, lab.engine.cache.store.bytes_per_token)
+print(json.dumps({
+    "held": sum(pool.num_held for b in books for pool in b.pools.values()),
+    "live": sum(seq.is_live for b in books for seq in b.sequences.values()),
+    "refcounts": {p.pool_id: sorted({b.refs for b in p.blocks if b.refs}) for p in before.pools},
+    "released": sum(isinstance(event, Released) for event in lab.log.events),
+    "words": len(results["architect"].split()),
+    "updates": view.num_updates,
+    "failures": view.num_failures,
+    "threads": sum(t.name == "inms-lab" for t in threading.enumerate()),
+}))
+"""
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_lab_00_runs_and_its_results_can_be_read_out_of_the_kernel() -> None:
+    notebook = nbformat.read(FIRST, as_version=4)
+    facts = new_code_cell(FACTS)
+    notebook.cells.append(facts)
+    run(notebook)
+    found = json.loads("".join(output.text for output in facts.outputs))
+    assert found["held"] == found["live"] == found["threads"] == found["failures"] == 0
+    assert found["refcounts"] == {"global": [5], "group:checkout": [2], "private": [1]}
+    assert found["released"] == 1
+    assert found["words"] >= 2
+    assert found["updates"] >= 5
+
+
+def run(notebook: NotebookNode, **environment: str) -> None:
+    """All cells, in the labs' folder; raises at the first one that fails.
+
+    With one thread: as fast for so small a model, and calm where other work wants the cores.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+    client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(LABS)}})
+    client.execute(env=environment)
+
+
+# --- the mutation check -----------------------------------------------------------------------
+
+# What is broken: the file, the text, what it becomes. The text must be there exactly once.
+MUTATIONS = {
+    "every lookup misses": (
+        "plan.py",
+        "for block in pool.index.get(key, ()) if key else ():",
+        "for block in ():",
+    ),
+    "copy-on-write is skipped": (
+        "commands.py",
+        "return (*events, Copied(seq.seq_id, number, 0, *there))",
+        "return events",
+    ),
+}
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_lab_00_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
+    """nbval#108, #147: green tests that test nothing."""
+    name, text, broken = MUTATIONS[what]
+    package = tmp_path / "inms_lab"
+    shutil.copytree(ROOT / "inms_lab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (package / name).read_text("utf-8")
+    assert source.count(text) == 1, f"{name} has changed: say anew how to break it"
+    (package / name).write_text(source.replace(text, broken), "utf-8")
+
+    notebook = nbformat.read(FIRST, as_version=4)
+    probe = "import inms_lab, pathlib; print(pathlib.Path(inms_lab.__file__).parent)"
+    notebook.cells.insert(0, new_code_cell(probe))
+    asserts = [c for c in notebook.cells if c.cell_type == "code" and "assert" in c.source]
+    with pytest.raises(CellExecutionError) as failed:
+        run(notebook, PYTHONPATH=str(tmp_path))
+    assert Path(notebook.cells[0].outputs[0].text.strip()) == package, "another engine was run"
+    red = next(
+        c for c in notebook.cells if any(o.output_type == "error" for o in c.get("outputs", ()))
+    )
+    assert red in asserts, failed.value
+
+
+# --- cells that are interrupted, run again, or wrong ------------------------------------------
+
+
+class Kernel:
+    """A kernel that a test talks to as a notebook does."""
+
+    def __init__(self, manager: KernelManager, client: BlockingKernelClient) -> None:
+        self.manager, self.client = manager, client
+
+    def start(self, code: str, cell_id: str | None = None) -> str:
+        """Begin to run a cell; gives the request's id. `cell_id`: as JupyterLab sends it."""
+        content = {"code": code, "silent": False, "store_history": True, "stop_on_error": False}
+        metadata = {"cellId": cell_id} if cell_id else {}
+        message = self.client.session.msg("execute_request", content, metadata=metadata)
+        self.client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def finish(self, request: str) -> tuple[str, str]:
+        """What the cell printed or showed as text, and the name of its error ("" for none)."""
+        printed, error = "", ""
+        while True:
+            message = self.client.get_iopub_msg(timeout=SECONDS)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                printed += content["text"]
+            elif kind in ("execute_result", "display_data"):
+                printed += content["data"].get("text/plain", "")
+            elif kind == "error":
+                error = content["ename"]
+            elif kind == "status" and content["execution_state"] == "idle":
+                return printed, error
+
+    def run(self, code: str, cell_id: str | None = None) -> str:
+        """Run a cell; gives what it printed."""
+        printed, error = self.finish(self.start(code, cell_id))
+        assert not error, error
+        return printed
+
+    def error(self, code: str) -> str:
+        """Run a cell that fails; gives the name of its error."""
+        return self.finish(self.start(code))[1]
+
+    def value(self, expression: str) -> Any:
+        """A value out of the kernel."""
+        return json.loads(self.run(f"import json; print(json.dumps({expression}))"))
+
+
+SETUP = """
+import asyncio, threading, time
+from inms_lab import Lab
+from inms_lab.errors import StepInterrupted
+from inms_lab.model.forward import DryModel
+from inms_widgets import PoolView
+
+class Slow(DryModel):
+    'Its forward takes a tenth of a second and looks at `cancel`, as a real one does.'
+    def forward(self, spans, store, tile, cancel=None):
+        for _ in range(20):
+            time.sleep(0.005)
+            if cancel is not None and cancel.is_set():
+                raise StepInterrupted('stopped')
+        return super().forward(spans, store, tile, cancel)
+
+def new_lab(model=DryModel):
+    return Lab(model(100, 2048, 1 << 20), block_size=16, debug=True)
+
+async def write(me):
+    me.read([1] * 30)
+    return len(await me.write(40))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """One kernel for all tests below; each makes a lab of its own."""
+    manager, client = start_new_kernel(kernel_name="python3")
+    one = Kernel(manager, client)
+    try:
+        one.run(SETUP)
+        yield one
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+def test_an_interrupted_cell_leaves_the_lab_usable(kernel: Kernel) -> None:
+    kernel.run("lab = new_lab(Slow); a, b = lab.agent('a'), lab.agent('b'); view = PoolView(lab)")
+    request = kernel.start("results = await lab.run({a: write, b: write})")
+    time.sleep(1)
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(request)[1] in {"KeyboardInterrupt", "CancelledError"}
+    kernel.run("lab.check()")
+    assert 0 < kernel.value("len(a.tokens)") < 70, "it was not stopped half-way"
+    assert kernel.value("[a.state, b.state]") == ["ready", "ready"]
+    kernel.run(
+        "async def short(me):\n    me.read([2] * 5)\n    return len((await me.write(2)).tokens)"
+    )
+    assert kernel.value("await lab.run({a: short, b: short})") == {"a": 2, "b": 2}
+    kernel.run("lab.assert_clean()")
+
+
+def test_an_interrupted_plain_call_leaves_the_lab_usable(kernel: Kernel) -> None:
+    """The same for `.result()`, which blocks the kernel's main thread."""
+    kernel.run("lab = new_lab(Slow); a = lab.agent('a'); a.read([1] * 30)")
+    request = kernel.start("a.write(100).result()")
+    time.sleep(1)
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(request)[1] == "KeyboardInterrupt"
+    kernel.run("lab.check(); assert len(a.read([2] * 5).result() and a.tokens) > 30")
+    kernel.run("lab.assert_clean()")
+
+
+def test_running_a_cell_again_closes_the_lab_it_made_and_says_so(kernel: Kernel) -> None:
+    cell = "lab = new_lab(); keep = globals().get('keep', []) + [lab]"
+    assert kernel.run(cell) == ""
+    assert kernel.run(cell) == "closed 1 lab that this cell had made before\n"
+    assert kernel.value("[one.closed for one in keep]") == [True, False]
+
+
+def test_an_edited_cell_is_still_the_same_cell(kernel: Kernel) -> None:
+    """JupyterLab says which cell it runs, whatever its text is by now; other cells' labs stay."""
+    kernel.run("one, two = new_lab(), new_lab()", cell_id="first")
+    kernel.run("other = new_lab()", cell_id="second")
+    said = kernel.run("three = new_lab()  # edited", cell_id="first")
+    assert said == "closed 2 labs that this cell had made before\n"
+    labs = "(one, two, three, other)"
+    assert kernel.value(f"[lab.closed for lab in {labs}]") == [True, True, False, False]
+    kernel.run(f"for lab in {labs}: lab.close()")
+
+
+def test_a_run_completes_without_a_viewer(kernel: Kernel) -> None:
+    """vscode-jupyter#17132: a widget that is never rendered must not hold anything up."""
+    kernel.run("lab = new_lab(); a = lab.agent('a')")
+    assert kernel.value("await lab.run({a: write})") == {"a": kernel.value("len(a.outputs[0])")}
+    kernel.run("view = PoolView(lab); lab.agent('b').read([3] * 40).result()")
+    kernel.run("lab.assert_clean(); assert view.num_failures == 0")
+
+
+def test_running_the_display_cell_again_leaves_one_view(kernel: Kernel) -> None:
+    """rerun#6642, anywidget#613, #929: what a cell made goes when the cell is run again."""
+    counts = (
+        "[len(lab.driver.on_step), len(lab.driver.loop._scheduled), threading.active_count(),"
+        " len(ipywidgets.widgets.widget._instances)]"
+    )
+    kernel.run("import ipywidgets; lab = new_lab(); a = lab.agent('a')")
+    for _ in range(2):
+        kernel.run("view = PoolView(lab)\nview", cell_id="view")
+    time.sleep(0.3)
+    before = kernel.value(counts)
+    for _ in range(20):
+        assert kernel.run("view = PoolView(lab)\nview", cell_id="view") == (
+            "live view of a lab's pools"
+        )
+    time.sleep(0.3)
+    assert kernel.value(counts) == before
+    kernel.run("await lab.run({a: write})")
+    assert kernel.value("view.num_updates > 1 and not view.closed")
+    kernel.run("lab.assert_clean()")
+
+
+WRONG = {
+    "a.read('').result()": "EmptyText",
+    "a.read([100]).result()": "TokenOutOfRange",
+    "a.read([1] * 3000).result()": "ContextTooLong",
+    "a.rewrite('nowhere', 'else')": "BadInput",
+    "a.rollback(10_000)": "BadInput",
+    "await a.write(0)": "BadInput",
+    "a.read([1], tier='global')": "SealedTier",
+    "a.attach(lab.group('strangers'))": "NotAMember",
+    "lab.agent('a')": "BadInput",
+    "lab.agent('c', groups=['nobody'])": "UnknownGroup",
+    "lab.preload([1])": "BadInput",
+    "gone.read([1])": "AgentClosed",
+    "Lab(DryModel(100, 2048), mode='magic')": "BadInput",
+    "Lab('no/such/model/anywhere')": "ModelNotFound",
+}
+
+
+def test_bad_input_is_a_named_error_and_the_lab_stays_usable(kernel: Kernel) -> None:
+    kernel.run("lab = new_lab(); a, gone = lab.agent('a'), lab.agent('gone')")
+    kernel.run("a.read([1] * 30).result(); await gone.close()")
+    for code, name in WRONG.items():
+        assert kernel.error(code) == name, code
+        kernel.run("lab.check()")
+    assert kernel.value("a.tokens") == [1] * 30
+    assert kernel.value("await lab.run({a: write})") == {"a": kernel.value("len(a.outputs[0])")}
+    kernel.run("lab.assert_clean()")
+    assert kernel.error("lab.agent('late')") == "LabClosed"
