@@ -31,6 +31,7 @@ from inms_lab.store import NoStore
 
 VOCAB = 49_152
 SEED = 0
+CPU = platform.processor() or platform.machine()
 
 
 def engine(block_size: int, budget: int = 512) -> Engine:
@@ -106,7 +107,7 @@ def decode(
 def measure(repeat: int, num_steps: int) -> dict[str, Any]:
     """Everything, the best of `repeat` for throughput, the median over all steps for latency."""
     result: dict[str, Any] = {
-        "machine": {"cpu": platform.processor(), "python": platform.python_version()},
+        "machine": {"cpu": CPU, "python": platform.python_version()},
         "seed": SEED,
         "prefill": {},
         "decode_8_agents": {},

@@ -65,6 +65,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
     }
     _write_settings(folder / "settings")
     environment = os.environ | {name: str(folder / path) for name, path in own.items()}
+    environment["OMP_NUM_THREADS"] = "1"  # as fast for so small a model, calm on a busy machine
     port, token = _free_port(), "inms-test"
     flags = {
         "ServerApp.ip": "127.0.0.1",

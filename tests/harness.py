@@ -180,8 +180,8 @@ def contexts(seq: Sequence, start: int, stop: int) -> Iterator[bytes]:
 
 
 def differences(run: Bench, truth: Bench, name: str) -> list[tuple[str, Key]]:
-    """Where what one agent was given in `run` is not, to the bit, what it was given in `truth`: other
-    bytes, an answer that is missing, or one context with two results.
+    """Where one agent was not given in `run`, to the bit, what it was given in `truth`: there are
+    other bytes, an answer is missing, or one context has two results.
 
     A row that `truth` never computed, because it mounted or copied that token's KV, is compared by
     its KV.

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import nbformat
@@ -26,6 +27,24 @@ ROOT = Path(__file__).resolve().parents[1]
 LABS = ROOT / "labs"
 FIRST = LABS / "00_start_here.ipynb"
 SECONDS = 120  # for one cell
+
+
+# --- as committed (more of it in test_project.py) ----------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(LABS.glob("**/*.ipynb")), ids=lambda path: path.name)
+def test_cells_are_short_portable_and_free_of_widget_state(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert median(len(cell.source.splitlines()) for cell in cells) <= 7
+    for cell in cells:
+        for word in ("sys.path", "chdir", "%cd", "pip install", "urlopen", "requests."):
+            assert word not in cell.source, cell.source
+        assert "execution" not in cell.metadata, "it says when it was run"
+        mimes = {mime for output in cell.outputs for mime in output.get("data", {})}
+        assert not {mime for mime in mimes if "widget" in mime}, "a view without its kernel"
+        assert not [o for o in cell.outputs if o.output_type == "error"]
 
 
 # --- lab 00 in a kernel -----------------------------------------------------------------------

@@ -122,11 +122,8 @@ def test_the_default_model_is_pure_and_equals_stock_transformers() -> None:
         folder = resolve(progress=False)
     except Exception as error:
         pytest.skip(f"the default model is not here ({error})")
-    torch.set_num_threads(2)
-    try:
-        _check_default_model(EveryRow(load_model(folder, "cpu", torch.float32), "smollm2", "d"))
-    finally:
-        torch.set_num_threads(1)
+    runner = EveryRow(load_model(folder, "cpu", torch.float32), "smollm2", "d")
+    _check_default_model(runner)
 
 
 def _check_default_model(runner: Runner) -> None:
@@ -316,13 +313,16 @@ def test_the_plain_form_equals_the_fast_one(layout: Layout) -> None:
         assert (a - b).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rows", [1, 2, 63, 64, 65, 260, 800])
-def test_a_row_gets_the_same_bits_in_small_and_large_batches(rows: int) -> None:
-    """The kernel cuts its rows at 32, 64 and 256; no cut may be seen."""
+def test_a_row_gets_the_same_bits_in_small_and_large_batches(rows: int, threads: int) -> None:
+    """The kernel cuts its rows at 32, 64 and 256, and among threads; no cut may be seen."""
+    torch.set_num_threads(threads)
     layout = Layout(((rows, 1),), 0, (3, 1), 64, 64, 64, seed=rows)
     field = Field(layout)
     whole = field.attend(random.Random(0), largest=10_000)
     pieces = field.attend(random.Random(0), largest=max(2, rows // 5))
+    torch.set_num_threads(1)
     assert torch.equal(whole[0], pieces[0])
 
 
