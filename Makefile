@@ -12,6 +12,9 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 STARTED := $(shell date +%s)
 LABS := $(wildcard labs/*.ipynb labs/solutions/*.ipynb)
 
+# Threads that wait must not spin: two cores are shared with browsers, kernels and servers.
+export OMP_WAIT_POLICY ?= passive
+
 # In CI nothing is skipped for want of a browser.
 ifdef CI
 export INMS_REQUIRE_BROWSER ?= 1

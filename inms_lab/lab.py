@@ -54,7 +54,7 @@ class Lab:
         debug: bool = False,
         config: Config | None = None,
     ) -> None:
-        self.closed = False
+        self.closed = True  # until it is built: what fails half-way needs no closing
         closed = reload.register(self)
         if closed:
             print(f"closed {closed} lab{'s' * (closed > 1)} that this cell had made before")
@@ -81,6 +81,7 @@ class Lab:
         self.forks: list[Agent] = []
         self.driver = Driver(self.engine)
         self.programs = Programs(self.driver)
+        self.closed = False
         if self.policy.off:
             print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,10 @@ from inms_lab.errors import BadInput
 from inms_lab.model.source import resolve
 
 FIRST = "00_start_here.ipynb"
+# No announcements and no search for updates: a lab needs no network once it is set up.
+QUIET = {
+    "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False}
+}
 MARKER = "INMS_LAB_FIRST_PICTURE"  # a file that the first live picture touches
 
 
@@ -34,16 +39,17 @@ def open_lab(arguments: list[str]) -> int:
     notebook = find_labs() / FIRST
     resolve("smollm2-135m")
     print(f"ready after {time.time() - started:.1f} s; opening {notebook.name}", flush=True)
-    flags = [
-        "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-    ]
-    if hasattr(os, "geteuid") and os.geteuid() == 0:
-        flags.append("--allow-root")
-    command = [sys.executable, "-m", "jupyterlab", *flags, *arguments, str(notebook)]
     with tempfile.TemporaryDirectory() as folder:
         marker = Path(folder) / "first-picture"
-        server = subprocess.Popen(command, env={**os.environ, MARKER: str(marker)})
+        settings = Path(folder) / "overrides.json"
+        settings.write_text(json.dumps(QUIET))
+        flags = [f"--LabApp.app_settings_dir={folder}"]
+        if hasattr(os, "geteuid") and os.geteuid() == 0:
+            flags.append("--allow-root")
+        command = [sys.executable, "-m", "jupyterlab", *flags, *arguments, str(notebook)]
+        # Threads that wait must not spin: the browser needs the cores too.
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ, MARKER: str(marker)}
+        server = subprocess.Popen(command, env=environment)
         try:
             while server.poll() is None:
                 time.sleep(0.2)

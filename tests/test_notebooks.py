@@ -270,6 +270,13 @@ def test_an_edited_cell_is_still_the_same_cell(kernel: Kernel) -> None:
     kernel.run(f"for lab in {labs}: lab.close()")
 
 
+def test_a_cell_that_failed_to_make_a_lab_can_be_run_again(kernel: Kernel) -> None:
+    for cell in ("lab = Lab('no/such/model')", "lab = Lab(DryModel(100, 2048), mode='magic')"):
+        name = kernel.error(cell)
+        assert name in {"ModelNotFound", "BadInput"}
+        assert [kernel.error(cell) for _ in range(2)] == [name] * 2
+
+
 def test_a_run_completes_without_a_viewer(kernel: Kernel) -> None:
     """vscode-jupyter#17132: a widget that is never rendered must not hold anything up."""
     kernel.run("lab = new_lab(); a = lab.agent('a')")

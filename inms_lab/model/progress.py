@@ -1,6 +1,7 @@
 """What a person sees while a model is being prepared: plain status lines and one bar at a time.
 
-Everything goes to stderr, so that a notebook's compared output and a command's stdout stay clean.
+It goes to stderr, so that a command's stdout stays clean; in a notebook to stdout, where stderr would
+look like an error.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from tqdm.auto import tqdm
 def say(text: str, *, enabled: bool = True) -> None:
     """Print one status line without breaking a bar that is being drawn."""
     if enabled:
-        tqdm.write(f"inms-lab: {text}", file=sys.stderr)
+        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
+        tqdm.write(f"inms-lab: {text}", file=stream)
 
 
 def bar(total: int, text: str, *, unit: str, enabled: bool = True) -> Any:
