@@ -93,7 +93,7 @@ class Blocks:
         if any(not len(part.tokens) for part in parts):
             raise EmptyText("a part without tokens: leave it out")
         books = self.cache.ledger
-        seq_id = max(books.sequences, default=-1) + 1
+        seq_id = len(books.sequences)
         who = (seq_id, kind, name, self.namespace.tenant, tuple(sorted(clearance)))
         off = tuple(sorted(self.policy.off))
         self.cache.record(Registered(*who, self.namespace.root(), off=off))

@@ -126,7 +126,7 @@ def _check_room(books: Ledger, seq: Sequence, place: Place, more: int, max_conte
     size = pool.block_size
     mine = [s for s in seq.segments if s.pool_id == place.pool_id]
     held = sum(-(-len(s.tokens) // size) for s in mine)
-    free = -len(mine[-1].tokens) % size if mine and mine[-1].open else 0
+    free = -len(mine[-1].tokens) % size if mine and mine[-1].open else 0  # text may be packed
     needed = -(-max(0, more - free) // size)
     if held + needed > pool.spec.num_blocks:
         raise TextTooLarge(
@@ -168,8 +168,9 @@ def _rewrite(
     trial.apply(rollback)
     for release in releases:
         trial.apply(release)
+    behind = seq.label()  # of all of it: what comes behind the edit has seen the same texts
     seq = trial.sequences[seq.seq_id]
-    place = policy.place(PRIVATE, seq.name, "", seq.label())
+    place = policy.place(PRIVATE, seq.name, "", behind)
     _check_room(trial, seq, place, len(tail), max_context)
     append = _command(seq, "append", place, *log.add_tokens(tail))
     trial.apply(append)
@@ -184,7 +185,7 @@ def _rewrite(
 
 
 def _fork(books: Ledger, seq: Sequence) -> tuple[Event, ...]:
-    child = max(books.sequences) + 1
+    child = len(books.sequences)
     principal = (seq.kind, seq.name, seq.tenant, tuple(sorted(seq.clearance)), seq.namespace)
     shared = tuple(
         Shared(child, number, s.pool_id, tuple(s.blocks), s.computed, "fork")

@@ -68,7 +68,7 @@ class Engine:
 
     def register(self, kind: str, name: str, clearance: frozenset[str]) -> int:
         """A new holder; gives its sequence id."""
-        seq_id = max(self.ledger.sequences, default=-1) + 1
+        seq_id = len(self.ledger.sequences)
         who = (seq_id, kind, name, "default", tuple(sorted(clearance)), self.namespace.root())
         self.cache.record(Registered(*who, off=tuple(sorted(self.policy.off))))
         return seq_id
@@ -184,7 +184,7 @@ class Engine:
 
     def stop_all(self, error: Exception) -> None:
         """Nobody generates any longer; every request is answered with `error`, nobody ends."""
-        for seq in list(self.ledger.sequences.values()):
+        for seq in self.ledger.holders():
             if seq.is_asked:
                 self._book(Request(seq.seq_id, "stop"))
             self.desk.drop(seq.seq_id, error)

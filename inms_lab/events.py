@@ -135,7 +135,7 @@ class Evicted:
     blocks: tuple[int, ...]
     keys: tuple[bytes, ...]
     remaining: tuple[int, ...]
-    cause: str = "room"  # or "overwritten": the only holder writes into it
+    cause: str = "room"  # "overwritten": its only holder writes into it; "forgotten": it ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,15 +40,21 @@ class Ledger:
     def __init__(self, tokens: array[int]) -> None:
         self.tokens = tokens
         self.pools: dict[str, Pool] = {}
-        self.sequences: dict[int, Sequence] = {}
+        self.sequences: dict[int, Sequence] = {}  # ids count from 0; ended holders stay
+        self.live: dict[int, None] = {}  # ids of those that are not reclaimed, oldest first
         self.records: dict[str, tuple[int, ...]] = {}
         self.num_steps = 0
+
+    def holders(self) -> list[Sequence]:
+        """Those that are not reclaimed, oldest first."""
+        return [self.sequences[seq_id] for seq_id in self.live]
 
     def overlay(self) -> Ledger:
         """Books over these; what is applied to them stays in them."""
         over = Ledger(self.tokens)
         over.pools, over.sequences = Touched(self.pools), Touched(self.sequences)
-        over.records, over.num_steps = dict(self.records), self.num_steps
+        over.live, over.records = dict(self.live), dict(self.records)
+        over.num_steps = self.num_steps
         return over
 
     def apply(self, event: Event) -> None:
@@ -66,6 +72,7 @@ class Ledger:
         if e.parent_id >= 0:
             seq.take_text(self.sequences[e.parent_id])
         self.sequences[e.seq_id] = seq
+        self.live[e.seq_id] = None
 
     def _commanded(self, e: Commanded) -> None:
         seq = self.sequences[e.seq_id]
@@ -139,6 +146,9 @@ class Ledger:
     def _reclaim(self, seq: Sequence) -> None:
         if not any(segment.blocks for segment in seq.segments):
             seq.move(lifecycle.RECLAIMED)
+            for segment in seq.segments:
+                segment.keys.clear()  # its text can still be read; nobody needs its fingerprints
+            del self.live[seq.seq_id]
 
     # completions ----------------------------------------------------------------------------
 
@@ -181,6 +191,8 @@ class Ledger:
         if snapshot:
             ledger.pools = {k: Pool.of(state) for k, state in snapshot["pools"].items()}
             ledger.sequences = {k: Sequence.of(s) for k, s in snapshot["sequences"].items()}
+            kept = (k for k, s in ledger.sequences.items() if s.state != lifecycle.RECLAIMED)
+            ledger.live = dict.fromkeys(kept)
             ledger.records, ledger.num_steps = dict(snapshot["records"]), snapshot["num_steps"]
         for event in events:
             ledger.apply(event)

@@ -42,7 +42,10 @@ class Policy(Protocol):
         """Checks that are switched off, for a lesson."""
 
     def place(self, tier: str, owner: str, group_name: str, behind: Label) -> Place:
-        """Where `owner` puts text of `tier` when its context so far carries the label `behind`."""
+        """Where `owner` puts text of `tier` when its context so far carries the label `behind`.
+
+        `group_name`: whose text it is, where it is a group's (also if it is put privately).
+        """
 
     def pools(self, groups: tuple[str, ...]) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
         """(pool id, tier, label ceiling) of the pools that this mode needs for these groups."""
@@ -103,7 +106,7 @@ class Inms:
 
     def place(self, tier: str, owner: str, group_name: str, behind: Label) -> Place:
         """The tier's own pool, unless the context before it is more secret: then private."""
-        own = {GLOBAL: PUBLIC, GROUP: group(group_name), PRIVATE: private(owner)}[tier]
+        own = group(group_name) if group_name else PUBLIC  # whose the text is, beside its reader
         label = join(behind, own)
         if tier == PRIVATE or label != own:
             return Place(PRIVATE, PRIVATE, join(label, private(owner)), True)

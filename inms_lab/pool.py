@@ -12,7 +12,7 @@ Pools never lend blocks to each other. Only `Ledger.apply` calls the verbs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, MutableMapping
+from collections.abc import MutableMapping
 from itertools import islice
 from typing import Any
 
@@ -59,11 +59,6 @@ class Pool:
     def next_free(self, count: int) -> tuple[int, ...]:
         """The `count` blocks that would be handed out next."""
         return tuple(islice(self.free, count))
-
-    def victims(self, count: int, spare: Iterable[int] = ()) -> tuple[int, ...]:
-        """The `count` cached blocks that would be evicted next, leaving out `spare`."""
-        spared = frozenset(spare)
-        return tuple(islice((b for b in self.cached if b not in spared), count))
 
     # the verbs ------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ def freed(seq: Sequence, keep: int, cause: str, forget: bool = False) -> tuple[F
 
 def forgotten(books: Ledger, seq: Sequence) -> tuple[Evicted, ...]:
     """What a principal left behind in the caches, when its last holder ends: nobody may find it."""
-    others = (s for s in books.sequences.values() if s.is_live and s.seq_id != seq.seq_id)
+    others = (s for s in books.holders() if s.is_live and s.seq_id != seq.seq_id)
     if any((s.tenant, s.name) == (seq.tenant, seq.name) for s in others):
         return ()
     (own,) = private(seq.name)
@@ -52,7 +52,7 @@ def plan_preempt(
     """
     victims = [
         seq
-        for seq in books.sequences.values()
+        for seq in books.holders()
         if seq.kind == "agent"
         and seq.is_live
         and seq.seq_id != seq_id
@@ -78,7 +78,7 @@ def aborted(books: Ledger, chunks: list[Chunk] | None, cause: str) -> tuple[Even
     """A step did not finish: every slot that these chunks were going to write goes back (None: all
     that were allocated and not written, even if no chunk of theirs came about)."""
     out: list[Event] = []
-    holders = books.sequences if chunks is None else [chunk.seq_id for chunk in chunks]
+    holders = books.live if chunks is None else [chunk.seq_id for chunk in chunks]
     for seq_id in holders:
         seq = books.sequences[seq_id]
         for number in range(len(seq.segments) - 1, -1, -1):

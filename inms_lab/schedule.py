@@ -9,6 +9,6 @@ from inms_lab.lifecycle import DECODING
 
 def schedule(books: Ledger) -> list[int]:
     """Sequences with something to do, in the order in which they may take from the token budget."""
-    work = [seq for seq in books.sequences.values() if seq.has_work]
+    work = [seq for seq in books.holders() if seq.has_work]
     work.sort(key=lambda s: (s.kind == "agent", s.state != DECODING, s.seq_id))
     return [seq.seq_id for seq in work]

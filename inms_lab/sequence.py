@@ -75,10 +75,12 @@ class Sequence:
         return self.segments[-1].end() if self.segments else self.namespace
 
     def append(self, event: Commanded, tokens: array[int], block_size: int) -> None:
-        """Put `tokens` at the end: into the open last segment if it is of the same kind."""
+        """Put `tokens` at the end: into the open last segment if it is of the same kind; sealed
+        text is always a segment of its own."""
         last = self.segments[-1] if self.segments else None
         where = (event.pool_id, event.tier, event.label, event.indexed)
-        if last is None or event.fresh or not last.open or where != last.where:
+        own = event.fresh or event.seal
+        if last is None or own or not last.open or where != last.where:
             root, first = self.end(), self.num_tokens
             if last is not None:
                 last.open = False

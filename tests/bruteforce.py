@@ -188,7 +188,7 @@ class Books:
         last = holder.parts[-1] if holder.parts else None
         label = frozenset(e.label)
         where = (e.pool_id, e.tier, label, e.indexed)
-        packed = last and last.open and not e.fresh
+        packed = last and last.open and not (e.fresh or e.seal)
         if not (packed and where == (last.pool_id, last.tier, last.label, last.indexed)):
             before, behind = frozenset(), holder.root
             if last:
@@ -349,6 +349,7 @@ class Books:
 
     def _published(self, e: Published) -> None:
         holder, part = self._where(e)
+        labels = tuple(p.label for p in holder.parts[: e.segment + 1])  # the chain has them all
         for index, (block, key) in enumerate(zip(e.blocks, e.keys, strict=True), e.first):
             place = (e.pool_id, block)
             want = part.contexts[index * part.size : (index + 1) * part.size]
@@ -358,7 +359,7 @@ class Books:
             _ask(self.content[place] == want, f"{place} is published and not written")
             _ask(place not in self.published, f"{place} is published twice")
             self.published[place] = key
-            meaning = (tuple(want), index * part.size, part.label, holder.root)
+            meaning = (tuple(want), index * part.size, labels, holder.root)
             _ask(self.content_of.setdefault(key, meaning) == meaning, "one key, two contents")
             _ask(self.key_of.setdefault(meaning, key) == key, "one content, two keys")
 

@@ -128,7 +128,9 @@ def test_the_prompt_is_held_once_and_a_record_is_mounted_where_it_is_a_prefix() 
         assert set(refs.values()) == {4}  # the prompt's holder, the record's, two agents
         assert set(books.pools["group:t"].refs.values()) == {2}  # the record's holder, early
         tiers = [s.tier for s in books.sequences[late.seq_id].segments]
-        assert tiers == ["global", "global", "private"]
+        assert tiers == ["global", "global", "private", "private"]
+        label = books.sequences[late.seq_id].segments[-1].label
+        assert label == ("agent:late", "group:t")  # the join, also where it is computed again
         assert lab.bill().saved > 0.25
         lab.assert_clean()
 

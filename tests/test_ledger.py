@@ -399,7 +399,7 @@ def test_the_independent_books_notice(words: str, event: Event) -> None:
     books.apply(Stepped(2, 0, ((third, 3, 0, False), (fourth, 3, 0, False))))
     text = books.holders[third].parts[0]
     text.open = False
-    content = (tuple(text.contexts), 0, text.label, books.holders[third].root)
+    content = (tuple(text.contexts), 0, (text.label,), books.holders[third].root)
     if "two contents" in words:
         books.content_of[b"0"] = "another"
     elif "two keys" in words:

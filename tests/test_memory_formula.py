@@ -85,7 +85,7 @@ class Lengths:
         if e.verb in ("append", "write"):
             where = (e.pool_id, e.label, e.tier)
             last = tables[-1] if tables else None
-            packed = last is not None and last.open and not e.fresh
+            packed = last is not None and last.open and not (e.fresh or e.seal)
             if not packed or where != (last.pool_id, last.label, last.tier):
                 if last is not None:
                     last.open = False

@@ -42,22 +42,28 @@ PROMPT, TEXT, OTHER, SECRET, LONGER = (words(RNG, n) for n in (24, 16, 16, 16, 3
 
 def random_programs(seed: int, secret_seed: int) -> World:
     """A reader, an author and others. The others' private texts and commands are drawn from
-    `secret_seed`; prompt, records and all of B's program are not, nor are texts that many read."""
+    `secret_seed`; prompt, records and all of B's program are not. C reads what B is going to read,
+    behind the same prefix: whoever looks by content alone finds C's blocks."""
     rng, secret = random.Random(seed), random.Random(f"secret {secret_seed}")
     prompt, texts = words(rng, 9, 40), [words(rng, 30) for _ in range(3)]
     records = tuple(words(rng, RECORD) for _ in range(3))
     block = rng.choice((4, 8, 16))
     grid = block, rng.choice((0, block // 2, block * 2)), rng.randint(1, 40)
-    b = Program("b", random_ops(rng, texts, len(prompt), 3, attached=2), arrives=rng.randint(0, 9))
+    public = (Op("prompt"), Op("attach"), Op("attach", count=1), Op("read", texts[0], seal=True))
+    b = random_ops(rng, texts, len(prompt) + len(texts[0]), 3, attached=2)[3:]
     story = [Op("prompt"), Op("read", words(secret, 5, 40)), Op("write", count=5)]
     for tokens in records:
         story += [Op("publish", tokens), Op("read", words(secret, 1, 30)), Op("write", count=3)]
     texts.append(words(secret, 30))
-    others = [
-        Program(name, random_ops(secret, texts, len(prompt), 3, 1), arrives=secret.randint(0, 20))
-        for name in ("c", "d")
-    ]
-    return World(prompt, records, (Program("a", tuple(story)), b, *others), *grid)
+    c = random_ops(secret, texts, len(prompt) + len(texts[0]), 3, attached=2)[3:]
+    d = random_ops(secret, texts, len(prompt), 3, attached=1)
+    programs = (
+        Program("a", tuple(story)),
+        Program("c", (*public, *c)),
+        Program("b", (*public, *b), arrives=rng.randint(4, 20)),
+        Program("d", d, arrives=secret.randint(0, 20)),
+    )
+    return World(prompt, records, programs, *grid)
 
 
 def room_for(world: World) -> int:

@@ -21,6 +21,7 @@ from inms_lab.engine import Engine
 from inms_lab.events import Event, Released, Stepped
 from inms_lab.label import PUBLIC, group, join, private
 from inms_lab.ledger import Ledger
+from inms_lab.lifecycle import RECLAIMED
 from inms_lab.policy import MODES, Policy
 from inms_lab.request import Request
 from inms_lab.store import KVStore
@@ -292,6 +293,8 @@ def compare_books(books: Books, ledger: Ledger) -> None:
     assert ledger.num_steps == books.num_steps
     for seq_id, holder in books.holders.items():
         segments = ledger.sequences[seq_id].segments
+        reclaimed = ledger.sequences[seq_id].state == RECLAIMED
+        assert reclaimed == (seq_id not in ledger.live)
         assert [(p.pool_id, p.table) for p in holder.parts] == [
             (s.pool_id, s.blocks) for s in segments
         ], seq_id

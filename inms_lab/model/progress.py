@@ -1,7 +1,7 @@
 """What a person sees while a model is being prepared: plain status lines and one bar at a time.
 
-It goes to stderr, so that a command's stdout stays clean; in a notebook to stdout, where stderr would
-look like an error.
+It goes to stderr, so that a command's stdout stays clean; in a notebook to stdout, for there stderr
+looks like an error.
 """
 
 from __future__ import annotations
