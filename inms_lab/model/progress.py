@@ -15,7 +15,8 @@ from tqdm.auto import tqdm
 def say(text: str, *, enabled: bool = True) -> None:
     """Print one status line without breaking a bar that is being drawn."""
     if enabled:
-        stream = sys.stdout if "ipykernel" in sys.modules else sys.stderr
+        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+        stream = sys.stderr if shell is None else sys.stdout
         tqdm.write(f"inms-lab: {text}", file=stream)
 
 
