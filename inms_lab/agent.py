@@ -13,28 +13,25 @@ from typing import TYPE_CHECKING
 import torch
 
 from inms_lab import label
-from inms_lab.driver import Pending
-from inms_lab.errors import BadInput, NotAMember, SealedTier
+from inms_lab.errors import AgentClosed, BadInput, NotAMember, SealedTier
+from inms_lab.lifecycle import LIVE
+from inms_lab.output import Output
+from inms_lab.pending import Pending
 from inms_lab.policy import PRIVATE
 from inms_lab.request import Request
 from inms_lab.sample import Sampling
+from inms_lab.turn import Turn
 
 if TYPE_CHECKING:
     from inms_lab.group import Group
     from inms_lab.lab import Lab
 
 
-class Output(str):
-    """Generated text; `tokens` are its token ids, which a publication keeps."""
-
-    tokens: list[int]
-
-    @classmethod
-    def of(cls, text: str, tokens: list[int]) -> Output:
-        """Text with its tokens."""
-        out = cls(text)
-        out.tokens = tokens
-        return out
+def check_name(name: object) -> str:
+    """The name of an agent or a group, if it can be one."""
+    if not (isinstance(name, str) and name.isprintable() and name.strip()):
+        raise BadInput(f"a printable name is wanted, not {name!r}")
+    return name
 
 
 class Agent:
@@ -42,11 +39,12 @@ class Agent:
 
     def __init__(self, lab: Lab, name: str, seq_id: int, groups: tuple[str, ...]) -> None:
         self.lab, self.name, self.seq_id, self.groups = lab, name, seq_id, groups
+        self.title = name  # forks of one principal are numbered
         self.error: BaseException | None = None  # what ended its program, if something did
         self.outputs: list[Output] = []
         self.requests: list[Request] = []  # writes, for the time to first token
-        self._attached: set[int] = set()
-        self._open_turn: bool | None = None  # a turn to close first; True: it ended by itself
+        self._attached: dict[int, Request] = {}  # record -> the request that took it in
+        self.turn = Turn(lab.text)
 
     # what it holds --------------------------------------------------------------------------
 
@@ -66,7 +64,7 @@ class Agent:
         return self.lab.text.decode(self.tokens)
 
     def __repr__(self) -> str:
-        return f"<agent {self.name}: {self.state}, {len(self.tokens)} tokens>"
+        return f"<agent {self.title}: {self.state}, {len(self.tokens)} tokens>"
 
     # verbs ----------------------------------------------------------------------------------
 
@@ -83,23 +81,36 @@ class Agent:
                 "tier before the first agent, `team.publish(text, by=agent)` the group's"
             )
         tokens = self.lab.text.encode(text, role)
-        return self._ask(Request(self.seq_id, "append", [*self._close_turn(), *tokens]))
+        request = Request(self.seq_id, "append", tokens)
+        self.turn.close_before(request)
+        return self._ask(request)
 
     def attach(self, team: Group) -> Pending[int]:
         """Take the team's records that it has not read yet into the context.
 
         Mounted by reference where the records' context is this agent's so far, else computed.
         """
+        if getattr(team, "lab", None) is not self.lab:
+            raise BadInput(f"{team!r} is no group of this agent's lab")
         if team.name not in self.groups:
             raise NotAMember(f"{self.name} is not in {team.name}: make it with its `agents(...)`")
-        pending = None
+        if self.state not in LIVE:
+            raise AgentClosed(f"{self.name} is {self.state}: make a new agent")
+        pending: Pending[int] | None = None
         for record in team.records:
-            if record.seq_id not in self._attached:
-                self._attached.add(record.seq_id)
+            earlier = self._attached.get(record.seq_id)
+            if earlier is None or (earlier.future.done() and earlier.future.exception()):
                 request = Request(self.seq_id, "append", record.tokens, "group", team.name)
                 request.seal, request.record, request.offset = True, record.seq_id, record.offset
+                self._attached[record.seq_id] = request
                 pending = self._ask(request)
-        return pending or self._done(len(self.tokens))
+            else:
+                pending = Pending(self.lab.driver, earlier.future)
+        if pending is None:  # nothing was published
+            done = Request(self.seq_id, "append")
+            done.future.set_result(len(self.tokens))
+            pending = Pending(self.lab.driver, done.future)
+        return pending
 
     def write(
         self,
@@ -116,25 +127,26 @@ class Agent:
 
         `stop=False` goes on past the model's end token; `on_token` gets each piece of text.
         """
-        if max_tokens < 1:
-            raise BadInput(f"max_tokens must be at least 1, not {max_tokens}")
-        opening = [*self._close_turn(), *self.lab.text.open_turn(role)]
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise BadInput(f"max_tokens must be a whole number from 1 on, not {max_tokens!r}")
+        if on_token is not None and not callable(on_token):
+            raise BadInput(f"on_token must be a function of a piece of text, not {on_token!r}")
+        opening = self.lab.text.open_turn(role)
         request = Request(self.seq_id, "write", opening, count=max_tokens)
+        self.turn.close_before(request)
         request.sampling = Sampling(temperature, top_p, seed)
         request.stop_tokens = self.lab.text.stop_tokens if stop else frozenset()
         if on_token is not None:
             request.on_token = self.lab.text.pieces(on_token)
         self.requests.append(request)
-        self._open_turn = False if role else None
 
         def finish(tokens: list[int]) -> Output:
             ended = tokens[-1] in self.lab.text.stop_tokens
-            if self._open_turn is not None:
-                self._open_turn = ended
             out = Output.of(self.lab.text.decode(tokens[:-1] if ended else tokens), tokens)
             self.outputs.append(out)
             return out
 
+        self.turn.open_with(request, role)
         return self._ask(request, finish)
 
     async def stream(self, max_tokens: int = 48, **options: object) -> AsyncIterator[str]:
@@ -177,17 +189,22 @@ class Agent:
 
     def rollback(self, num_tokens: int) -> Pending[None]:
         """Forget the last `num_tokens` tokens."""
-        keep = len(self.tokens) - num_tokens
-        if num_tokens < 0 or keep < 0:
-            raise BadInput(f"{self.name} has {len(self.tokens)} tokens, not {num_tokens} to drop")
-        return self._ask(Request(self.seq_id, "rollback", count=keep))
+        if not isinstance(num_tokens, int) or num_tokens < 0:
+            raise BadInput(f"a number of tokens to drop is wanted, not {num_tokens!r}")
+
+        def forget(_: None) -> None:  # records that are gone can be attached again
+            left = len(self.tokens)
+            kept = {k: r for k, r in self._attached.items() if r.target <= left}
+            self._attached, self.turn.ended = kept, None
+
+        return self._ask(Request(self.seq_id, "rollback", drop=num_tokens), forget)
 
     def fork(self) -> Pending[Agent]:
         """Another sequence of the same principal with the same context; no block is copied yet."""
 
         def child(seq_id: int) -> Agent:
             other = Agent(self.lab, self.name, seq_id, self.groups)
-            other._attached, other._open_turn = set(self._attached), self._open_turn
+            other._attached, other.turn.ended = dict(self._attached), self.turn.ended
             return self.lab.adopt(other)
 
         return self._ask(Request(self.seq_id, "fork"), child)
@@ -203,18 +220,9 @@ class Agent:
         """What it may hold."""
         return label.join(label.private(self.name), *map(label.group, self.groups))
 
-    def _close_turn(self) -> list[int]:
-        ended, self._open_turn = self._open_turn, None
-        return [] if ended is None else self.lab.text.close_turn(ended)
-
     def _ask(self, request: Request, then: Callable | None = None) -> Pending:  # type: ignore[type-arg]
         self.lab.submit(request)
         return Pending(self.lab.driver, request.future, then)
-
-    def _done(self, value: int) -> Pending[int]:
-        request = Request(self.seq_id, "append")
-        request.future.set_result(value)
-        return Pending(self.lab.driver, request.future)
 
 
 async def _await(pending: Pending[Output]) -> Output:

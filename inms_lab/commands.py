@@ -6,6 +6,7 @@ Bad input is refused here, with a named exception, before anything is logged.
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import index
 
 from inms_lab.errors import (
     BadInput,
@@ -26,12 +27,19 @@ from inms_lab.rules import may_write
 from inms_lab.sequence import Sequence
 
 
-def check_tokens(request: Request, vocab_size: int) -> None:
-    """Raises for an empty text or a token id outside the vocabulary."""
+def check_request(request: Request, vocab_size: int) -> None:
+    """Raises for an empty text, for token ids that are none, and for counts that make no sense."""
     if request.verb in ("append", "rewrite") and not len(request.tokens):
         raise EmptyText("the text has no token: pass at least one word")
+    for name in ("count", "start"):
+        if not isinstance(getattr(request, name), int):
+            raise BadInput(f"{name} must be a whole number, not {getattr(request, name)!r}")
     if request.verb == "write" and request.count < 1:
         raise BadInput(f"{request.count} tokens cannot be generated: ask for at least one")
+    try:
+        request.tokens = [index(token) for token in request.tokens]
+    except TypeError:
+        raise BadInput("token ids are whole numbers: pass a list of them, or text") from None
     for token in request.tokens:
         if not 0 <= token < vocab_size:
             raise TokenOutOfRange(
@@ -51,12 +59,11 @@ def entry(
     elif request.verb == "rewrite":
         events = _rewrite(books, log, policy, request, seq, max_context, tile)
     elif request.verb == "rollback":
-        if not 0 <= request.count <= seq.num_tokens:
-            raise BadInput(
-                f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {request.count}"
-            )
-        command = Commanded(seq.seq_id, seq.number + 1, "rollback", count=request.count)
-        events = (command, *freed(seq, request.count, "rolled back"))
+        keep = request.count if request.drop is None else seq.num_tokens - request.drop
+        if not 0 <= keep <= seq.num_tokens:
+            raise BadInput(f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {keep}")
+        command = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
+        events = (command, *freed(seq, keep, "rolled back"))
     elif request.verb in ("close", "fail", "expire"):
         command = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
         left = forgotten(books, seq) if policy.forgets_private else ()

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from inms_lab.agent import Agent, Output
+from inms_lab.agent import Agent
 from inms_lab.bill import BlockBill, block_bill
 from inms_lab.config import Config
 from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel, Forward
+from inms_lab.output import Output
 from inms_lab.policy import MODES
 from inms_lab.scenario import TokenScenario
 from inms_lab.usage import peak

@@ -15,7 +15,7 @@ class Desk:
     def __init__(self) -> None:
         self.queues: dict[int, deque[Request]] = {}
         self.running: dict[int, list[Request]] = {}
-        self.hook_errors: list[Exception] = []  # of callbacks: kept, never fatal to a step
+        self.hook_errors: list[BaseException] = []  # of callbacks: kept, never fatal to a step
 
     def ask(self, request: Request) -> None:
         """Queue a request behind the holder's earlier ones."""
@@ -50,7 +50,7 @@ class Desk:
         if request.on_token is not None:
             try:
                 request.on_token(token)
-            except Exception as error:  # a viewer's fault is not the engine's
+            except BaseException as error:  # a viewer's fault is not the engine's
                 self.hook_errors.append(error)
         if over:
             self._finish(request, list(request.generated))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from inms_lab.engine import Engine
 from inms_lab.errors import InmsError, LabClosed, StepInterrupted
@@ -21,28 +21,6 @@ from inms_lab.outcome import StepReport
 T = TypeVar("T")
 WAKE = 0.1  # seconds after which a waiting notebook looks around
 PATIENCE = 50  # turns of the loop granted to programs that wait for something outside the lab
-
-
-class Pending(Generic[T]):
-    """A request on its way. `await` it anywhere, or not at all: it happens all the same."""
-
-    def __init__(
-        self, driver: Driver, future: Future[Any], then: Callable[[Any], T] | None = None
-    ) -> None:
-        self.driver, self.future, self._then = driver, future, then
-
-    def __await__(self) -> Generator[Any, None, T]:
-        result = yield from self.driver.wait_for(self.future).__await__()
-        return self._then(result) if self._then else result
-
-    def result(self, timeout: float | None = None) -> T:
-        """Drive the lab until the answer is there; for code without `await`."""
-        result = self.driver.drive_sync(self.future, timeout)
-        return self._then(result) if self._then else result
-
-    def done(self) -> bool:
-        """Whether the answer is there."""
-        return self.future.done()
 
 
 class Driver:
@@ -72,6 +50,7 @@ class Driver:
     def call(self, function: Callable[[], T]) -> T:
         """`function()` on the lab's thread, between two steps."""
         if self.is_inside:
+            self.awake.set()  # a program may be what the drive waits for
             return function()
         if self.closed:
             raise LabClosed("this lab is closed: make a new one")
@@ -153,7 +132,16 @@ class Driver:
         if self.is_inside:
             raise InmsError("inside an agent's program use `await`, not `.result()`")
         self._patiently(self.spawn(self.drive(future.done)), timeout)
+        if not future.done():
+            raise InmsError("there is nothing left to do, and this was not answered: ask again")
         return future.result()
+
+    def refuse_inside(self, what: str) -> None:
+        """Raises for what a program must not ask of the lab that runs it."""
+        if self.is_inside:
+            raise InmsError(
+                f"{what} cannot be called by an agent's program: it would wait for itself"
+            )
 
     def run_sync(self, until: Callable[[], bool]) -> None:
         """Drive until `until()`, from a thread that may block."""
@@ -206,10 +194,6 @@ class Driver:
         self.programs.add(task)
         task.add_done_callback(self.programs.discard)
         return task
-
-    def wake(self) -> None:
-        """Something arrived from outside while every program was waiting."""
-        self.loop.call_soon_threadsafe(self.awake.set)
 
     # stopping -------------------------------------------------------------------------------
 

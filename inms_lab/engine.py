@@ -15,11 +15,11 @@ from threading import Event as Flag
 import torch
 
 from inms_lab.cache import KVCache, Tensors
-from inms_lab.commands import check_tokens, entry
+from inms_lab.commands import check_request, entry
 from inms_lab.completion import Done, completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
-from inms_lab.errors import AgentClosed, InmsError, PoolExhausted, SealedTier
+from inms_lab.errors import AgentClosed, PoolExhausted, SealedTier
 from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.ledger import ENDS
@@ -55,9 +55,7 @@ class Engine:
         self.desk = Desk()
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
-        self.num_computed = 0  # tokens that went through the model
-
-    # holders --------------------------------------------------------------------------------
+        self.num_computed = 0  # tokens through the model
 
     def open_pools(self, groups: tuple[str, ...], bytes_per_token: int) -> None:
         """Open the pools that the policy wants for these groups, those that are not open yet."""
@@ -75,23 +73,24 @@ class Engine:
 
     def submit(self, request: Request) -> Request:
         """Queue a request; it enters at the next step boundary, after the holder's earlier ones."""
-        seq = self.ledger.sequences[request.seq_id]
-        if not seq.is_live:
-            raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
-        check_tokens(request, self.model.vocab_size)
+        self._live(request.seq_id)
+        check_request(request, self.model.vocab_size)
         self.desk.ask(request)
         return request
 
+    def _live(self, seq_id: int) -> None:
+        seq = self.ledger.sequences[seq_id]
+        if not seq.is_live:
+            raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
+
     def check(self, tokens: Sequence[int]) -> None:
         """Raises for a text without tokens or with ids that the model does not know."""
-        check_tokens(Request(-1, "append", tokens), self.model.vocab_size)
+        check_request(Request(-1, "append", tokens), self.model.vocab_size)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
         return bool(self.desk.queues) or bool(schedule(self.ledger))
-
-    # the step -------------------------------------------------------------------------------
 
     def step(self) -> StepReport | None:
         """Enter commands, then schedule, plan, commit, forward, sample; None if idle."""
@@ -128,10 +127,11 @@ class Engine:
     def _enter(self, request: Request) -> None:
         seq = self.ledger.sequences[request.seq_id]
         try:
-            if not seq.is_live:
-                raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
+            self._live(request.seq_id)
+            if request.before is not None:
+                request.tokens = [*request.before(), *request.tokens]
             plan = self._book(request)
-        except InmsError as error:
+        except Exception as error:  # the asker's, not everybody's
             request.future.set_exception(error)
             self.desk.refuse_rest(seq.seq_id, error)
             return

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from inms_lab import label
 from inms_lab.agent import Agent
-from inms_lab.errors import NotAMember
+from inms_lab.errors import AgentClosed, BadInput, NotAMember
 from inms_lab.events import Released
+from inms_lab.lifecycle import LIVE
 from inms_lab.request import Request
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ class Group:
         It is encoded afresh behind public context only (the global tier, then the group's earlier
         records), never copied from the author's KV. Published output keeps its token ids.
         """
+        if not isinstance(by, Agent) or by.lab is not self.lab:
+            raise BadInput("`by` must be an agent of this lab")
+        if by.state not in LIVE:
+            raise AgentClosed(f"{by.name} is {by.state} and cannot publish")
         if self.name not in by.groups:
             raise NotAMember(f"{by.name} is not in {self.name} and cannot publish there")
         tokens = self.lab.text.encode(text, role)

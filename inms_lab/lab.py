@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from inms_lab import reload, usage
-from inms_lab.agent import Agent
+from inms_lab.agent import Agent, check_name
+from inms_lab.bill import parse_bytes
 from inms_lab.config import Config, default_block_size
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
-from inms_lab.errors import AgentClosed, BadInput, LabClosed, LedgerViolation, UnknownGroup
+from inms_lab.errors import BadInput, LabClosed, LedgerViolation, UnknownGroup
 from inms_lab.group import Group
 from inms_lab.label import group, join, private
 from inms_lab.log import Log
@@ -31,6 +32,8 @@ from inms_lab.preload import Prompt, preload
 from inms_lab.programs import Program, Programs, Results
 from inms_lab.request import Request
 from inms_lab.text import Text
+
+T = TypeVar("T")
 
 
 class Lab:
@@ -47,7 +50,7 @@ class Lab:
         mode: str | Policy = "inms",
         block_size: int | None = None,
         context: int | None = None,
-        pool_bytes: int | None = None,
+        pool_bytes: int | str | None = None,
         token_budget: int = 512,
         device: str | None = None,
         dtype: Any = None,
@@ -59,7 +62,7 @@ class Lab:
         if closed:
             print(f"closed {closed} lab{'s' * (closed > 1)} that this cell had made before")
         self.model = _load(model, device, dtype)
-        limit = min(context or self.model.max_context, self.model.max_context)
+        limit = self.model.max_context if context is None else min(context, self.model.max_context)
         if config is None:
             config = Config(
                 block_size=default_block_size(limit) if block_size is None else block_size,
@@ -68,7 +71,8 @@ class Lab:
                 debug=debug,
             )
             if pool_bytes is not None:
-                config = replace(config, private_bytes=pool_bytes)
+                size = parse_bytes(pool_bytes) if isinstance(pool_bytes, str) else pool_bytes
+                config = replace(config, private_bytes=size)
         self.config = config
         self.policy = by_name(mode) if isinstance(mode, str) else mode
         store = self.model.new_store()
@@ -85,8 +89,6 @@ class Lab:
         if self.policy.off:
             print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
 
-    # making things --------------------------------------------------------------------------
-
     def preload(
         self, system: str | Sequence[int], *, tools: Any = None, progress: bool = True
     ) -> None:
@@ -99,7 +101,7 @@ class Lab:
 
     def group(self, name: str) -> Group:
         """The group called `name`, made if it is new."""
-        if name not in self.groups:
+        if check_name(name) not in self.groups:
             self._open()
             names = (*self.groups, name)
             per_token = self.engine.cache.store.bytes_per_token
@@ -113,8 +115,13 @@ class Lab:
         for team in groups:
             if team not in self.groups:
                 raise UnknownGroup(f"there is no group {team!r}: make it with lab.group({team!r})")
+        check_name(name)
+        if isinstance(groups, str):
+            raise BadInput(f"groups is a list of names: groups=[{groups!r}]")
         if name in self.agents and self.agents[name].state != "reclaimed":
-            raise BadInput(f"an agent called {name!r} exists already")
+            raise BadInput(
+                f"an agent called {name!r} exists: close it, or run the cells from `Lab(...)` on"
+            )
         clearance = join(private(name), *map(group, groups))
         seq_id = self.driver.call(lambda: self._register(name, clearance))
         self.agents[name] = Agent(self, name, seq_id, tuple(groups))
@@ -127,18 +134,14 @@ class Lab:
         return seq_id
 
     def adopt(self, fork: Agent) -> Agent:
-        """Remember a forked agent."""
+        """Remember a forked agent, and number it."""
         self.forks.append(fork)
+        fork.title = f"{fork.name}/{sum(other.name == fork.name for other in self.forks)}"
         return fork
-
-    # running --------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> Request:
         """Hand a request to the engine, from any thread; bad input raises here and now."""
         self._open()
-        seq = self.engine.ledger.sequences.get(request.seq_id)
-        if seq is not None and not seq.is_live:
-            raise AgentClosed(f"{seq.name} is {seq.state}: make a new agent")
         return self.driver.call(lambda: self.engine.submit(request))
 
     def start(self, programs: Mapping[Agent, Program]) -> None:
@@ -148,8 +151,8 @@ class Lab:
 
     async def run(self, programs: Mapping[Agent, Program] | None = None) -> Results:
         """Run the programs (and those started before) to their end, the view staying live."""
-        self.start(programs or {})
-        return await self.programs.run()
+        self._open()
+        return await self.programs.run(programs or {})
 
     def run_to(self, index: int | None = None) -> Results:
         """The same for code without `await`: to log index `index`, or to the end."""
@@ -174,8 +177,6 @@ class Lab:
         finally:
             self.driver.on_step.remove(hook)
 
-    # looking --------------------------------------------------------------------------------
-
     @property
     def log(self) -> Log:
         """Everything that happened."""
@@ -183,27 +184,26 @@ class Lab:
 
     def bill(self) -> usage.Bill:
         """Weights, KV, metadata and process memory, formula beside measured."""
-        return self.driver.call(lambda: usage.bill(self)) if not self.closed else usage.bill(self)
-
-    def weights_bytes(self) -> tuple[int, int]:
-        """Bytes of the weights: by the number of parameters, and of the tensors' memory."""
-        return self.model.weights_bytes()
+        return self._look(lambda: usage.bill(self))
 
     def check(self) -> None:
         """Raises `LedgerViolation` if the books do not balance."""
-        self.engine.cache.check()
+        self._look(self.engine.cache.check)
 
     def assert_clean(self) -> None:
         """Raise what a program or viewer raised, balance the books, close; nothing may be held."""
-        for error in [*self.programs.failures.values(), *self.engine.desk.hook_errors]:
-            raise error
-        self.check()
-        self.close()
+        try:
+            for error in [*self.programs.failures.values(), *self.engine.desk.hook_errors]:
+                raise error
+            self.check()
+        finally:
+            self.close()
         held = {name: pool.num_held for name, pool in self.engine.ledger.pools.items()}
         if any(held.values()):
             raise LedgerViolation(f"blocks are held after everything ended: {held}")
 
-    # the end --------------------------------------------------------------------------------
+    def _look(self, function: Callable[[], T]) -> T:
+        return function() if self.closed else self.driver.call(function)
 
     def _open(self) -> None:
         if self.closed:
@@ -213,6 +213,7 @@ class Lab:
         """End every holder, give all blocks back, stop the thread. The log stays readable."""
         if self.closed:
             return
+        self.driver.refuse_inside("close")
         self.closed = True  # first: nothing enters from now on, and viewers keep their last picture
         try:
             self.driver.interrupt()
@@ -222,9 +223,8 @@ class Lab:
             self.engine.cache.store.close()
 
     def _end_all(self) -> None:
-        for seq in sorted(self.engine.ledger.sequences.values(), key=lambda s: -s.seq_id):
-            if seq.is_live:
-                self.engine.end(seq.seq_id, "close", "lab closed")
+        for seq in reversed(self.engine.ledger.holders()):
+            self.engine.end(seq.seq_id, "close", "lab closed")
 
     def __enter__(self) -> Lab:
         return self

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
-from inms_lab.errors import BadInput
+from inms_lab.errors import BadInput, InmsError
 from inms_lab.label import PUBLIC
 from inms_lab.outcome import StepReport
 from inms_lab.request import Request
@@ -41,31 +41,36 @@ def preload(lab: Lab, system: str | Sequence[int], tools: Any, progress: bool) -
     if tools is not None:
         ready = isinstance(tools, str) or (len(tools) > 0 and isinstance(tools[0], int))
         texts.append(lab.text.encode(tools if ready else json.dumps(tools), "system"))
-    future = lab.driver.call(lambda: _submit(lab, texts))
-    if future is None:
-        return
-    total = sum(map(len, texts))
-    with tqdm(total=total, desc="preload", unit="token", disable=not progress, delay=1) as bar:
+    lab.driver.refuse_inside("preload")
+    prompts, holder, future = lab.driver.call(lambda: _submit(lab, texts))
+    if future is not None:
+        total = sum(map(len, texts))
+        with tqdm(total=total, desc="preload", unit="token", disable=not progress, delay=1) as bar:
 
-        def show(report: StepReport) -> None:
-            bar.update(sum(chunk.num_written for chunk in report.chunks))
+            def show(report: StepReport) -> None:
+                bar.update(sum(chunk.num_written for chunk in report.chunks))
 
-        with lab.watching(show):
-            lab.driver.drive_sync(future)
+            with lab.watching(show):
+                try:
+                    lab.driver.drive_sync(future)
+                except InmsError as error:  # nobody starts with half a prompt
+                    cause = str(error)
+                    lab.driver.call(lambda: lab.engine.end(holder, "fail", cause))
+                    raise
+    lab.prompts.extend(prompts)
 
 
-def _submit(lab: Lab, texts: list[list[int]]) -> Future[Any] | None:
+def _submit(lab: Lab, texts: list[list[int]]) -> tuple[list[Prompt], int, Future[Any] | None]:
     engine = lab.engine
     for tokens in texts:
         engine.check(tokens)
-    holders = (s.seq_id for s in engine.ledger.sequences.values() if s.kind == "prompt")
-    seq_id = next(holders, None)
-    if seq_id is None:
-        seq_id = engine.register("prompt", "prompt", PUBLIC)
+    prompts = [Prompt(tuple(tokens), engine.log.add_tokens(tokens)[0]) for tokens in texts]
+    live = (s.seq_id for s in engine.ledger.holders() if s.kind == "prompt" and s.is_live)
+    holder, needed = next(live, None), list(prompts)
+    if holder is None:  # the first, or one failed: what was sealed before it is found again
+        holder, needed = engine.register("prompt", "prompt", PUBLIC), [*lab.prompts, *prompts]
     future = None
-    for tokens in texts:
-        prompt = Prompt(tuple(tokens), engine.log.add_tokens(tokens)[0])
-        lab.prompts.append(prompt)
-        if engine.policy.encodes_prompts:
-            future = lab.submit(prompt.request(seq_id)).future
-    return future
+    if engine.policy.encodes_prompts:
+        for prompt in needed:
+            future = lab.submit(prompt.request(holder)).future
+    return prompts, holder, future

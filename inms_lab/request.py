@@ -17,7 +17,7 @@ class Request:
     append    tokens, tier, group                      -> number of tokens, once they have their KV
     write     tokens (the turn's opening), count, ...  -> list of the generated token ids
     logits                                             -> logits [vocab] of the next token
-    rollback  count: tokens kept                       -> None
+    rollback  count: tokens kept; or drop: tokens less -> None
     rewrite   start, count: tokens replaced; tokens    -> None
     fork                                               -> the new sequence's id
     close, fail, expire   cause                        -> None
@@ -37,6 +37,8 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: frozenset[int] = frozenset()
     on_token: Callable[[int], None] | None = None
+    drop: int | None = None
+    before: Callable[[], list[int]] | None = None  # tokens that come first, known on entry only
     offset: int | None = None  # where the tokens lie in the token table, if they do
     future: Future[Any] = field(default_factory=Future)
     generated: list[int] = field(default_factory=list)

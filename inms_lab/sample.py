@@ -19,7 +19,7 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.temperature < 0 or not 0 < self.top_p <= 1:
+        if not (0 <= self.temperature < float("inf") and 0 < self.top_p <= 1):
             raise BadInput("temperature must be at least 0, and top_p above 0 and at most 1")
 
 

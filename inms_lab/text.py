@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from inms_lab.errors import BadInput
 from inms_lab.model.chat import ChatFormat
 
+ROLES = ("system", "user", "assistant", "tool")
+MARK = "\x00"  # stands for the text of a turn
 BROKEN = "\ufffd"  # what a decoder gives for a character that is not complete yet
 
 
@@ -23,17 +26,20 @@ class Text:
 
         A text that carries its own token ids (published output) keeps them inside the turn.
         """
-        own = getattr(text, "tokens", None) if isinstance(text, str) else list(text)
-        if own is not None and (role is None or not isinstance(text, str)):
-            return list(own)
-        assert isinstance(text, str)
-        if not text.strip():
+        if not isinstance(text, str):
+            if not isinstance(text, (list, tuple, array)):
+                raise BadInput(f"text or a list of token ids is wanted, not {type(text).__name__}")
+            return list(text)
+        if role is not None and role not in ROLES:
+            raise BadInput(f"no role is called {role!r}; there are: {', '.join(ROLES)}, or None")
+        own = getattr(text, "tokens", None)
+        if own is None and not text.strip():
             return []
         if role is None or self.chat is None:
             return list(own) if own is not None else self._ids(text)
-        if own is None:
-            return self._ids(self.chat.wrap(role, text))
-        before, after = self.chat.wrap(role, "\x00").split("\x00")
+        before, after = self.chat.wrap(role, MARK).split(MARK)
+        if own is None:  # control tokens come from the format only, never from somebody's text
+            return [*self._ids(before), *self._ids(text, plain=True), *self._ids(after)]
         kept = own[:-1] if own[-1] in self.stop_tokens else own
         return [*self._ids(before), *kept, *self._ids(after)]
 
@@ -67,7 +73,9 @@ class Text:
 
         return on_token
 
-    def _ids(self, text: str) -> list[int]:
+    def _ids(self, text: str, plain: bool = False) -> list[int]:
         if self.tokenizer is None:
             raise BadInput("this model came without a tokenizer: pass token ids instead of text")
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+        options = {"split_special_tokens": True} if plain else {}
+        ids = self.tokenizer(text, add_special_tokens=False, **options)["input_ids"] if text else []
+        return list(ids)

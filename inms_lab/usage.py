@@ -126,7 +126,7 @@ def bill(lab: Lab) -> Bill:
     top = peak(log, per_token)
     alone = independent_blocks(books) * size * per_token
     slots = sum(p.num_held * p.block_size for p in books.pools.values())
-    weights = lab.weights_bytes()
+    weights = lab.model.weights_bytes()
     lines = (
         Line("weights", "parameters x bytes each", weights[0], weights[1]),
         Line(

@@ -65,22 +65,24 @@ def breaking(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return plan
 
 
-def interrupted(world: World, room: int, kinds: tuple[type[BaseException], ...]) -> Bench:
-    """The world's programs, going on after every step that dies."""
+def interrupted(world: World, room: int, breaking: dict[str, Any], error: BaseException) -> Bench:
+    """The world's programs, going on after every step that dies of `error`."""
     bench = world.bench(tiny(), budget=world.budget, private=room)
+    breaking["what"] = raising(error)
     step, died = bench.engine.step, []
 
     def patient() -> Any:
         for _ in range(9):
             try:
                 return step()
-            except kinds as error:
-                died.append(error)
+            except type(error) as caught:
+                died.append(caught)
                 check_nothing_is_lost(bench)
         raise AssertionError("no step comes through")
 
     bench.engine.step = patient  # type: ignore[method-assign]
     bench.run(*world.programs)
+    breaking["what"] = None
     assert len(died) > 5
     return bench
 
@@ -108,9 +110,7 @@ def test_a_forward_that_dies_half_way_loses_nothing(
         world = random_world(seed, "ab")
         singles = {p.name: world.alone(tiny(), p) for p in world.programs}
         room = max(single.peak for single in singles.values()) + 2
-        breaking["what"] = raising(error)
-        bench = interrupted(world, room, (Broken, KeyboardInterrupt))
-        breaking["what"] = None
+        bench = interrupted(world, room, breaking, error)
         assert any(isinstance(event, Aborted) for event in bench.engine.log.events)
         for name, single in singles.items():
             assert not differences(bench, single, name)
@@ -182,7 +182,7 @@ def test_a_turn_without_opening_survives_an_interrupt(breaking: dict[str, Any]) 
     single = world.alone(tiny(), world.programs[0])
     bench = world.bench(tiny())
     breaking["what"] = raising(Broken())
-    breaking["calls"] = 0
+    breaking["calls"] = 1  # the very next forward
     bench.agent("a", *ops)
     with pytest.raises(Broken):
         bench.run()
@@ -242,9 +242,9 @@ def test_bad_input_is_refused_by_name_and_changes_nothing(case: str) -> None:
 
 def test_an_agent_cannot_write_to_a_sealed_tier() -> None:
     bench = Bench(tiny(), prompt=PROMPT)
-    for tier in ("global", "group"):
+    for tier, group in (("global", ""), ("group", "g")):
         player = bench.agent("a")
-        future = bench.engine.submit(Request(player.seq_id, "append", TEXT, tier, "g")).future
+        future = bench.engine.submit(Request(player.seq_id, "append", TEXT, tier, group)).future
         later = bench.ask(player, Op("read", TEXT))
         bench.drain()
         with pytest.raises(errors.SealedTier, match=f"may not write {tier} text"):

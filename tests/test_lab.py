@@ -14,7 +14,6 @@ import torch
 from inms_lab import Lab
 from inms_lab.agent import Agent
 from inms_lab.config import Config
-from inms_lab.driver import Pending
 from inms_lab.errors import (
     AgentClosed,
     BadInput,
@@ -30,6 +29,7 @@ from inms_lab.errors import (
     UnknownGroup,
 )
 from inms_lab.model.forward import DryModel
+from inms_lab.pending import Pending
 
 PROMPT, TOOLS = list(range(40)), list(range(50, 80))
 Programs = dict[Agent, Callable[[Agent], Awaitable[object]]]
@@ -211,12 +211,28 @@ BAD: list[tuple[type[Exception], str, Callable[[Lab], object]]] = [
     (SealedTier, "preload", lambda lab: lab.agents["a"].read([1], tier="global")),
     (SealedTier, "publish", lambda lab: lab.agents["a"].read([1], tier="group")),
     (UnknownGroup, "no group 'x'", lambda lab: lab.agent("z", groups=["x"])),
-    (BadInput, "exists already", lambda lab: lab.agent("a")),
+    (BadInput, "close it, or run", lambda lab: lab.agent("a")),
     (NotAMember, "not in t", lambda lab: lab.agents["a"].attach(lab.groups["t"])),
     (NotAMember, "not in t", lambda lab: lab.groups["t"].publish([1], by=lab.agents["a"])),
     (EmptyText, "no token", lambda lab: lab.groups["t"].publish([], by=lab.agents["m"])),
     (BadInput, "before the first agent", lambda lab: lab.preload([1, 2])),
-    (BadInput, "to drop", lambda lab: lab.agents["a"].rollback(99)),
+    (BadInput, "cannot keep", lambda lab: lab.agents["a"].rollback(99).result()),
+    (BadInput, "to drop", lambda lab: lab.agents["a"].rollback(1.5)),
+    (BadInput, "whole number", lambda lab: lab.agents["a"].write(2.5)),
+    (BadInput, "whole number", lambda lab: lab.agents["a"].write(None)),
+    (BadInput, "whole numbers", lambda lab: lab.agents["a"].read([1.5])),
+    (BadInput, "whole numbers", lambda lab: lab.agents["a"].read(["a"])),
+    (BadInput, "not NoneType", lambda lab: lab.agents["a"].read(None)),
+    (BadInput, "no role", lambda lab: lab.agents["a"].read("x", role="kaiser")),
+    (BadInput, "temperature", lambda lab: lab.agents["a"].write(2, temperature=float("nan"))),
+    (BadInput, "on_token", lambda lab: lab.agents["a"].write(2, on_token=3)),
+    (BadInput, "no group", lambda lab: lab.agents["a"].attach("t")),
+    (BadInput, "agent of this lab", lambda lab: lab.groups["t"].publish([1], by="m")),
+    (BadInput, "printable name", lambda lab: lab.agent("")),
+    (BadInput, "printable name", lambda lab: lab.group(None)),
+    (BadInput, "list of names", lambda lab: lab.agent("z", groups="t")),
+    (BadInput, "pass a dict", lambda lab: asyncio.run(lab.run([lab.agents["a"]]))),
+    (BadInput, "function to run", lambda lab: asyncio.run(lab.run({"a": print}))),
     (BadInput, "no single segment", lambda lab: lab.agents["a"].rewrite("none", "x")),
 ]
 
@@ -394,3 +410,178 @@ def test_config_refuses_what_cannot_work() -> None:
         dry_lab(pool_bytes=100)
     with pytest.raises(BadInput, match="no mode"):
         dry_lab(mode="none")
+
+
+# found by somebody who tried to break it ---------------------------------------------------------
+
+
+def run(lab: Lab, programs: Programs) -> dict[str, object]:
+    return asyncio.run(asyncio.wait_for(lab.run(programs), 20))
+
+
+def test_a_program_may_wait_for_something_else_and_then_ask_the_engine() -> None:
+    async def slow_tool(me: Agent) -> object:
+        await asyncio.sleep(0.02)
+        me.read([1, 2])
+        await asyncio.to_thread(time.sleep, 0.02)
+        return (await me.write(2)).tokens
+
+    with dry_lab() as lab:
+        assert run(lab, {lab.agent("a"): slow_tool}) == {"a": [0, 0]}
+        lab.assert_clean()
+
+
+def test_a_fork_and_its_parent_have_results_of_their_own() -> None:
+    async def program(me: Agent) -> object:
+        await me.write(2)
+        return me.title
+
+    with dry_lab() as lab:
+        parent = lab.agent("a")
+        parent.read([1, 2]).result()
+        pending = parent.fork()
+        child = pending.result()
+        assert pending.result() is child
+        assert run(lab, {parent: program, child: program}) == {"a": "a", "a/1": "a/1"}
+
+
+def test_two_runs_at_once_give_each_its_own_results() -> None:
+    async def program(me: Agent) -> object:
+        me.read([1])
+        await me.write(3)
+        return me.name
+
+    async def both() -> list[object]:
+        return await asyncio.gather(lab.run({a: program}), lab.run({b: program}))
+
+    with dry_lab() as lab:
+        a, b = lab.agent("a"), lab.agent("b")
+        assert asyncio.run(asyncio.wait_for(both(), 20)) == [{"a": "a"}, {"b": "b"}]
+
+
+def test_a_program_that_drives_or_closes_its_own_lab_is_told_not_to() -> None:
+    async def nested(me: Agent) -> object:
+        return await lab.run({})
+
+    async def sync(me: Agent) -> object:
+        return lab.run_to()
+
+    async def close(me: Agent) -> object:
+        return lab.close()
+
+    with dry_lab() as lab:
+        programs = {lab.agent(p.__name__): p for p in (nested, sync, close)}
+        results = run(lab, programs)
+        assert all("wait for itself" in str(error) for error in results.values())
+        assert not lab.closed
+
+
+def test_a_tool_that_exits_fails_its_agent_only() -> None:
+    async def exits(me: Agent) -> object:
+        raise SystemExit(3)
+
+    async def goes_on(me: Agent) -> object:
+        me.read([1])
+        return (await me.write(2)).tokens
+
+    def plain(me: Agent) -> object:
+        return 1
+
+    with dry_lab() as lab:
+        a, b, c = (lab.agent(name) for name in "abc")
+        results = run(lab, {a: exits, b: goes_on, c: plain})
+        assert isinstance(results["a"], SystemExit)
+        assert results["b"] == [0, 0]
+        assert "async def" in str(results["c"])
+        assert run(lab, {b: goes_on}) == {"b": [0, 0]}
+
+
+def test_a_callback_that_exits_stays_with_its_caller() -> None:
+    def on_token(piece: str) -> None:
+        raise SystemExit(1)
+
+    lab = dry_lab()
+    a, b = lab.agent("a"), lab.agent("b")
+    a.read([1])
+    b.read([1])
+    assert a.write(2, on_token=on_token).result().tokens == [0, 0]
+    assert b.write(2).result().tokens == [0, 0]
+    with pytest.raises(SystemExit):
+        lab.assert_clean()
+    assert lab.closed
+
+
+def test_checking_while_the_lab_works_raises_no_false_alarm() -> None:
+    with dry_lab() as lab:
+        agent = lab.agent("a")
+        agent.read([1])
+        pending = agent.write(400)
+        thread = threading.Thread(target=pending.result)
+        thread.start()
+        while thread.is_alive():
+            lab.check()
+        assert len(agent.tokens) == 401
+
+
+def test_a_preload_that_fails_leaves_nothing_behind() -> None:
+    with dry_lab(context=64) as lab:
+        lab.preload([7] * 20, progress=False)
+        with pytest.raises(ContextTooLong):
+            lab.preload([1] * 10, tools=[2] * 90, progress=False)
+        lab.preload([3] * 5, progress=False)
+        agent = lab.agent("a")
+        agent.read([9]).result()
+        assert agent.tokens == [7] * 20 + [3] * 5 + [9]
+        refs = lab.engine.ledger.pools["global"].refs
+        assert set(refs.values()) == {2}
+        lab.assert_clean()
+
+
+def test_a_record_is_read_once_it_is_read_and_again_after_a_rollback() -> None:
+    with dry_lab(context=128) as lab:
+        a, b = lab.group("t").agents("a", "b")
+        team = lab.groups["t"]
+        team.publish([9] * 40, by=a)
+        b.read([1] * 100).result()
+        with pytest.raises(ContextTooLong):
+            b.attach(team).result()
+        b.rollback(60).result()
+        b.attach(team)
+        assert b.attach(team).result() == 80
+        b.rollback(20).result()
+        b.attach(team).result()
+        assert b.tokens == [1] * 40 + [9] * 20 + [9] * 40
+        lab.assert_clean()
+
+
+def test_requests_that_nobody_awaits_keep_their_order() -> None:
+    with dry_lab() as lab:
+        agent = lab.agent("a")
+        agent.read([1, 2, 3])
+        agent.rollback(2)
+        agent.write(2)
+        agent.read([4]).result()
+        assert agent.tokens == [1, 0, 0, 4]
+        assert [output.tokens for output in agent.outputs] == [[0, 0]]
+        lab.assert_clean()
+
+
+def test_things_of_another_lab_are_refused() -> None:
+    async def program(me: Agent) -> object:
+        raise ValueError
+
+    with dry_lab() as lab, dry_lab() as other:
+        (mine,) = lab.group("t").agents("a")
+        (theirs,) = other.group("t").agents("a")
+        with pytest.raises(BadInput, match="of this lab"):
+            lab.groups["t"].publish([1], by=theirs)
+        with pytest.raises(BadInput, match="no group"):
+            mine.attach(other.groups["t"])
+        with pytest.raises(BadInput, match="another lab"):
+            run(lab, {theirs: program})
+        assert (mine.state, theirs.state) == ("registered", "registered")
+        mine.close().result()
+        with pytest.raises(AgentClosed):
+            lab.groups["t"].publish([1], by=mine)
+        with pytest.raises(AgentClosed):
+            mine.attach(lab.groups["t"])

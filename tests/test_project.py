@@ -41,7 +41,7 @@ LAYERS: dict[str, set[str]] = {
         *("cache", "request", "commands", "desk", "spans", "engine"),  # the engine
         *(
             "blocks",
-            "text",
+            *("text", "turn", "output", "pending"),
             "driver",
             "agent",
             "group",
