@@ -23,17 +23,38 @@ def main(paths: list[Path]) -> None:
     for path in paths:
         notebook = nbformat.read(path, as_version=4)
         started = time.perf_counter()
-        NotebookClient(
+        client = NotebookClient(
             notebook,
             timeout=120,
             record_timing=False,
             store_widget_state=False,
             resources={"metadata": {"path": str(path.parent)}},
-        ).execute()
+        )
+        with client.setup_kernel():
+            for number, cell in enumerate(list(notebook.cells)):
+                client.execute_cell(cell, number)
+                redraw(client, cell)
         clean(notebook)
         nbformat.write(notebook, path)
         size = path.stat().st_size / 1000
         print(f"{path.name}: {time.perf_counter() - started:.1f} s, {size:.0f} kB")
+
+
+def redraw(client: NotebookClient, cell: NotebookNode) -> None:
+    """A page without a kernel shows each view as it was at the end of its cell."""
+    shown = [
+        o for o in cell.get("outputs", []) if VIEW in o.get("data", {}) and "view" in cell.source
+    ]
+    if not shown:
+        return
+    code = "from inms_widgets.picture import render_html; print(render_html(view.refresh()))"
+    probe = nbformat.v4.new_code_cell(code)
+    client.nb.cells.append(probe)
+    client.execute_cell(probe, len(client.nb.cells) - 1, store_history=False)
+    client.nb.cells.pop()
+    picture = "".join(output["text"] for output in probe.outputs if output.get("name") == "stdout")
+    for output in shown:
+        output["data"]["text/html"] = picture
 
 
 def clean(notebook: NotebookNode) -> None:

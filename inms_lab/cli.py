@@ -174,7 +174,7 @@ def main() -> None:
     started = time.perf_counter()
     try:
         app()
-    except InmsError as error:
+    except (InmsError, OSError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except KeyboardInterrupt:

@@ -23,10 +23,10 @@ def render(result: DemoResult, console: Console | None = None) -> None:
     if not result.dry_run:
         table.add_row("time to prepare, s", *(f"{m.preload_s:.2f}" for m in modes))
         first = (" ".join(f"{seconds:.2f}" for seconds in m.ttft_s) for m in modes)
-        table.add_row("time to first token, s", *first)
+        table.add_row("time to first token, each, s", *first)
         table.add_row("wall time, s", *(f"{m.wall_s:.2f}" for m in modes))
-    share = (f"{m.bookkeeping_s / m.wall_s:.1%}" for m in modes)
-    table.add_row("plan, commit and log", *share)
+        share = (f"{m.bookkeeping_s / m.wall_s:.1%}" for m in modes)
+        table.add_row("bookkeeping, of wall time", *share)
     out.print(table)
     out.print(f"inms saves {result.saving:.1%} of the KV of independent agents.")
     out.print(
