@@ -189,7 +189,8 @@ def _stepped(books: Ledger, e: Stepped) -> None:
             count = min(num_computed, segment.room)
             pool, size, here = books.pools[segment.pool_id], segment.block_size, segment.computed
             for block in segment.blocks[here // size : -(-(here + count) // size)] if count else ():
-                require(_owned(pool, block), f"block {block} is written and has other readers")
+                alone = _owned(pool, block) or "pending" in seq.off
+                require(alone, f"block {block} is written and has other readers")
             num_computed -= count
         require(num_computed == 0, f"holder {seq_id} computed tokens without slots")
         require(num_sampled <= seq.to_generate, f"holder {seq_id} was not asked for tokens")

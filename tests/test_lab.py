@@ -28,8 +28,11 @@ from inms_lab.errors import (
     TokenOutOfRange,
     UnknownGroup,
 )
+from inms_lab.events import Shared, Stepped
 from inms_lab.model.forward import DryModel
 from inms_lab.pending import Pending
+from inms_lab.policy import Inms
+from inms_lab.request import Request
 
 PROMPT, TOOLS = list(range(40)), list(range(50, 80))
 Programs = dict[Agent, Callable[[Agent], Awaitable[object]]]
@@ -153,8 +156,6 @@ def test_a_rewritten_prompt_is_copied_for_one_agent_only() -> None:
 
 
 def _rewrite(lab: Lab, agent: Agent, start: int, tokens: list[int]) -> None:
-    from inms_lab.request import Request
-
     lab.submit(Request(agent.seq_id, "rewrite", tokens, start=start, count=len(tokens)))
 
 
@@ -585,3 +586,17 @@ def test_things_of_another_lab_are_refused() -> None:
             lab.groups["t"].publish([1], by=mine)
         with pytest.raises(AgentClosed):
             mine.attach(lab.groups["t"])
+
+
+def test_a_lesson_without_the_pending_check_lets_a_reader_in_early_and_the_engine_goes_on() -> None:
+    with Lab(DryModel(100, 2048, 1024), block_size=16, mode=Inms().without("pending")) as lab:
+        engine = lab.engine
+        prompt = engine.register("prompt", "prompt", frozenset())
+        reader = engine.register("agent", "a", frozenset({"agent:a"}))
+        for seq_id in (prompt, reader):
+            lab.submit(Request(seq_id, "append", PROMPT, "global", seal=True))
+        lab.run_to()
+        shared = next(e for e in lab.log.events if isinstance(e, Shared))
+        written = next(i for i, e in enumerate(lab.log.events) if isinstance(e, Stepped))
+        assert lab.log.events.index(shared) < written  # mounted before it was written
+        assert len(engine.ledger.sequences[reader].tokens()) == len(PROMPT)
