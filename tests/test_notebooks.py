@@ -312,7 +312,7 @@ WRONG = {
     "a.read([100]).result()": "TokenOutOfRange",
     "a.read([1] * 3000).result()": "ContextTooLong",
     "a.rewrite('nowhere', 'else')": "BadInput",
-    "a.rollback(10_000)": "BadInput",
+    "a.rollback(10_000).result()": "BadInput",
     "await a.write(0)": "BadInput",
     "a.read([1], tier='global')": "SealedTier",
     "a.attach(lab.group('strangers'))": "NotAMember",
