@@ -28,8 +28,8 @@ def main() -> None:
     with tempfile.NamedTemporaryFile("w+") as out, browser.chromium() as page:
         server = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
         try:
-            address = _line(out.name, "http://127.0.0.1:").split()[-1]
-            page.goto(address.replace("?token=...", "?token=first"))
+            base = _line(out.name, "http://127.0.0.1:").split()[-1].partition("?")[0]
+            page.goto(f"{base}/tree/00_start_here.ipynb?token=first&reset")
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
             page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
             print(_line(out.name, "ready after"))
