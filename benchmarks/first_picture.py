@@ -31,6 +31,7 @@ def main() -> None:
             base = _line(out.name, "http://127.0.0.1:").split()[-1].partition("?")[0]
             page.goto(f"{base}/tree/00_start_here.ipynb?token=first&reset")
             page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
+            page.wait_for_timeout(2000)  # until the kernel is there; this counts as a reader's time
             page.evaluate("void window.jupyterapp.commands.execute('notebook:run-all-cells')")
             print(_line(out.name, "ready after"))
             print(_line(out.name, "first live picture after"))
