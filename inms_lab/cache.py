@@ -43,8 +43,8 @@ class Tensors(Protocol):
 class KVCache:
     """The ledger, its log and the tensors, kept in step."""
 
-    def __init__(self, store: Tensors, debug: bool = False) -> None:
-        self.log = Log()
+    def __init__(self, store: Tensors, debug: bool = False, limit: int | None = None) -> None:
+        self.log = Log(limit=limit)
         self.ledger = Ledger(self.log.tokens)
         self.store = store
         self.debug = debug

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from inms_lab.errors import BadInput
 
@@ -28,9 +29,10 @@ class Config:
     group_bytes: int = 256 * MIB
     private_bytes: int = 2048 * MIB
     debug: bool = False  # audit the books after every event
+    log_limit: int = 1_000_000  # events that the log keeps; older ones become its snapshot
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "token_budget", "context"):
+        for name in ("block_size", "token_budget", "context", "log_limit"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
         tile, block = self.tile_size(), self.block_size
@@ -38,6 +40,16 @@ class Config:
             raise BadInput(
                 f"a tile of {self.tile} and a block of {block}: one must divide the other"
             )
+
+    def about(self, mode: str, off: list[str], model: str, bytes_per_token: int) -> dict[str, Any]:
+        """What a reader of the log wants to know of the lab that wrote it, as plain data."""
+        values = {**asdict(self), "tile": self.tile_size()}
+        return {
+            "mode": mode,
+            "off": off,
+            "model": model,
+            "bytes_per_token": bytes_per_token,
+        } | values
 
     def tile_size(self) -> int:
         """Tokens of one attention tile."""

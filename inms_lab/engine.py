@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from threading import Event as Flag
 
 import torch
@@ -31,16 +30,7 @@ from inms_lab.release import aborted, plan_preempt
 from inms_lab.request import Request
 from inms_lab.sample import sample
 from inms_lab.schedule import schedule
-from inms_lab.spans import span_of, wants_logits
-
-
-@dataclass(frozen=True, slots=True)
-class Sampled:
-    """A chunk with the logits of its last token [vocab] and the token drawn, where wanted."""
-
-    chunk: Chunk
-    logits: torch.Tensor | None
-    token: int | None
+from inms_lab.spans import Sampled, span_of, wants_logits
 
 
 class Engine:
@@ -48,10 +38,12 @@ class Engine:
 
     def __init__(self, model: Forward, store: Tensors, policy: Policy, config: Config) -> None:
         self.model, self.policy, self.config = model, policy, config
-        self.cache = KVCache(store, config.debug)
+        self.cache = KVCache(store, config.debug, config.log_limit)
         self.ledger, self.log = self.cache.ledger, self.cache.log
         self.namespace = Namespace(model=model.digest, tenant="default")
         self.context, self.tile = min(config.context, model.max_context), config.tile_size()
+        per_token = store.bytes_per_token
+        self.log.about = config.about(policy.name, sorted(policy.off), model.digest, per_token)
         self.desk = Desk()
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
@@ -170,6 +162,7 @@ class Engine:
     def _extend(self, seq_id: int, budget: int, busy: set[int], force: bool = False) -> Outcome:
         while True:
             outcome = plan_extend(self.ledger, len(self.log), seq_id, budget)
+            self.log.decide(seq_id, budget, outcome)
             if isinstance(outcome, Plan):
                 self._commit(outcome)
             elif isinstance(outcome, NoRoom):

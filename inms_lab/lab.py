@@ -27,6 +27,7 @@ from inms_lab.label import group, join, private
 from inms_lab.log import Log
 from inms_lab.model.forward import Forward
 from inms_lab.outcome import StepReport
+from inms_lab.pieces import piece_of
 from inms_lab.policy import Policy, by_name
 from inms_lab.preload import Prompt, preload
 from inms_lab.programs import Program, Programs, Results
@@ -78,6 +79,7 @@ class Lab:
         store = self.model.new_store()
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
         self.engine = Engine(self.model, store, self.policy, config)
+        self.engine.log.piece = piece_of(self.model.tokenizer)
         self.engine.open_pools((), store.bytes_per_token)
         self.prompts: list[Prompt] = []
         self.groups: dict[str, Group] = {}

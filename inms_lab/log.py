@@ -1,35 +1,93 @@
-"""The log: events in order, the token table beside them, and how long things took.
+"""The log: events in order, the token table beside them, and what is no fact about the books.
 
 The log index is the lab's time. A log begins with a snapshot of the books (None: empty, at birth),
-so a log that was cut off at the front still replays. Durations are kept apart: they are no facts
-about the books, and two equal runs have equal logs.
+so a log that was cut off at the front still replays. With a `limit`, the oldest events are folded
+into that snapshot and forgotten, a few thousand at a time: `first` is the index of the oldest one
+that is left. Beside the events lie tables that no replay needs:
+    decisions   what planning answered, those answers too that left no event
+    durations   step -> seconds; two equal runs have equal logs and other durations
+    errors      holder -> the traceback that ended its program
+    about       what the lab was built with, for readers of a saved log
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from inms_lab.errors import BadInput
 from inms_lab.events import Event
 from inms_lab.ledger import Ledger
+from inms_lab.outcome import Decided, Outcome, decided
+
+CHUNK = 4096  # events that are forgotten together
 
 
 class Log:
     """Append-only; `len(log)` is the index of the next event."""
 
-    def __init__(self, snapshot: dict[str, Any] | None = None) -> None:
-        self.snapshot = snapshot
-        self.events: list[Event] = []
+    def __init__(
+        self, snapshot: dict[str, Any] | None = None, *, first: int = 0, limit: int | None = None
+    ) -> None:
+        if limit is not None and limit < 1:
+            raise BadInput(f"a log keeps at least one event, not {limit}")
+        self.first, self.limit = first, limit
+        self.events: list[Event] = []  # event `first` and those after it
         self.tokens: array[int] = array("i")  # int32 token ids, each text once
-        self.durations: dict[int, float] = {}  # step -> seconds
+        self.decisions: list[Decided] = []
+        self.durations: dict[int, float] = {}
+        self.errors: dict[int, str] = {}
+        self.about: dict[str, Any] = {}
+        self.piece: Callable[[int], bytes] | None = None  # the bytes that a token id stands for
+        self._snapshot = snapshot
+        self._tail: Ledger | None = None  # the books at `first`, once something was forgotten
 
     def __len__(self) -> int:
-        return len(self.events)
+        return self.first + len(self.events)
+
+    @property
+    def snapshot(self) -> dict[str, Any] | None:
+        """The books at `first`; None: empty."""
+        return self._snapshot if self._tail is None else self._tail.snapshot()
 
     def append(self, event: Event) -> None:
         """The next event."""
         self.events.append(event)
+        if self.limit is not None and len(self.events) >= self.limit + CHUNK:
+            self.forget(len(self) - self.limit)
+
+    def decide(self, seq_id: int, budget: int, outcome: Outcome) -> None:
+        """What planning answers now, unless it is what it answered this holder just before."""
+        made = decided(len(self), seq_id, budget, outcome)
+        if made is not None and not (self.decisions and made.repeats(self.decisions[-1])):
+            self.decisions.append(made)
+
+    def forget(self, before: int) -> None:
+        """Keep the events from index `before` on; the books there become the snapshot."""
+        count = min(before, len(self)) - self.first
+        if count <= 0:
+            return
+        if self._tail is None:
+            self._tail = Ledger.replay(self._snapshot, (), self.tokens)
+        for event in self.events[:count]:
+            self._tail.apply(event)
+        del self.events[:count]
+        self.first += count
+        self.decisions = [d for d in self.decisions if d.at >= self.first]
+
+    def since(self, index: int) -> list[Event]:
+        """Events from `index` on (from `first` on, where those were forgotten)."""
+        return self.events[max(0, index - self.first) :]
+
+    def until(self, index: int | None) -> Iterator[Event]:
+        """Events from `first` to before `index` (None: all)."""
+        stop = len(self) if index is None else index
+        if not self.first <= stop <= len(self):
+            raise BadInput(
+                f"the log holds the moments {self.first} to {len(self)}, there is no {stop} in it"
+            )
+        return iter(self.events[: stop - self.first])
 
     def add_tokens(self, tokens: Iterable[int]) -> tuple[int, int]:
         """Put token ids into the table; gives their (offset, length)."""
@@ -39,7 +97,7 @@ class Log:
 
     def replay(self, index: int | None = None) -> Ledger:
         """The books as they were when `index` events had happened (None: now)."""
-        return Ledger.replay(self.snapshot, self.events[:index], self.tokens)
+        return Ledger.replay(self.snapshot, self.until(index), self.tokens)
 
     def num_bytes(self) -> int:
         """About how much memory the log takes: events with their tuples, and the token table."""

@@ -83,9 +83,46 @@ Outcome: TypeAlias = Plan | NoRoom | Deferred | Refused
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """What planning answered for a holder at log index `at`; its events are `[at, stop)`.
+
+    `budget`: tokens it might compute; `outcome`: planned, deferred, refused or no room, then with
+    the number of the `check` and the `reason`; `parts`: what was decided for each run of blocks.
+    """
+
+    at: int
+    stop: int
+    seq_id: int
+    budget: int
+    outcome: str
+    check: int = 0
+    reason: str = ""
+    parts: tuple[Decision, ...] = ()
+
+    def repeats(self, other: Decided) -> bool:
+        """Whether nothing has come of it since `other` said the same."""
+        mine = (self.seq_id, self.outcome, self.reason)
+        theirs = (other.seq_id, other.outcome, other.reason)
+        return mine == theirs and not self.parts and not other.parts
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """What one step did; `tokens` are (sequence, token) pairs sampled."""
 
     step: int
     chunks: tuple[Chunk, ...]
     tokens: tuple[tuple[int, int], ...]
+
+
+def decided(at: int, seq_id: int, budget: int, outcome: Outcome) -> Decided | None:
+    """The decision as the log keeps it; None for a plan that changes no table."""
+    if isinstance(outcome, Plan):
+        stop = at + len(outcome.events)
+        parts = outcome.decisions
+        return Decided(at, stop, seq_id, budget, "planned", parts=parts) if parts else None
+    if isinstance(outcome, NoRoom):
+        reason = f"{outcome.pool_id}: {outcome.needed} blocks needed, {outcome.available} available"
+        return Decided(at, at, seq_id, budget, "no room", 7, reason)
+    kind, check = ("refused", outcome.check) if isinstance(outcome, Refused) else ("deferred", 2)
+    return Decided(at, at, seq_id, budget, kind, check, outcome.reason)

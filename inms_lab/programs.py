@@ -69,6 +69,8 @@ class Programs:
         except BaseException as error:  # this agent fails (a tool may even exit), the others go on
             agent.error = self.failures[agent.title] = error
             cause = traceback.format_exception_only(error)[-1].strip()
+            told = "".join(traceback.format_exception(error))
+            self.driver.engine.log.errors[agent.seq_id] = told
             self.driver.engine.end(agent.seq_id, "fail", cause)
             return error
 

@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+
 from inms_lab.attention.batch import Span, TileRef
 from inms_lab.outcome import Chunk
 from inms_lab.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """A chunk with the logits of its last token [vocab] and the token drawn, where wanted."""
+
+    chunk: Chunk
+    logits: torch.Tensor | None
+    token: int | None
 
 
 def wants_logits(seq: Sequence, chunk: Chunk) -> bool:

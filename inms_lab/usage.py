@@ -29,7 +29,7 @@ def peak(log: Log, bytes_per_token: int) -> Peak:
     """Replay the log and find its fullest moment (bytes are whole blocks)."""
     books = Ledger.replay(log.snapshot, (), log.tokens)
     best = Peak(0, 0, 0, {})
-    for index, event in enumerate(log.events, 1):
+    for index, event in enumerate(log.events, log.first + 1):
         books.apply(event)
         used = held_bytes(books, bytes_per_token)
         if used > best.num_bytes:

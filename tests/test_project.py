@@ -34,14 +34,15 @@ LAYERS: dict[str, set[str]] = {
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "prefix", "ledger", "overlay", "rules"),
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "release", "audit"),
-        *("schedule", "lifecycle"),
+        *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif"),
+        *("logfile", "logcode", "redact", "history", "vllm_log"),  # reading and writing logs
     },
     "computes": {"rope", "store", "sample", "attention", "model"},
     "joins": {
         *("cache", "request", "commands", "desk", "spans", "engine"),  # the engine
         *(
             "blocks",
-            *("text", "turn", "output", "pending"),
+            *("text", "pieces", "turn", "output", "pending"),
             "driver",
             "agent",
             "group",
