@@ -75,6 +75,26 @@ class LogUnreadable(InmsError):
     """A log file of an unknown version, or one that is cut short or damaged."""
 
 
+class NotALog(LogUnreadable):
+    """A file that is something else."""
+
+
+class LogVersionUnknown(LogUnreadable):
+    """A log file written by a later program."""
+
+
+class LogCutShort(LogUnreadable):
+    """A log file that ends too early: a copy or a download that was not finished."""
+
+
+class LogDamaged(LogUnreadable):
+    """A log file with a line that makes no sense; the message names the line."""
+
+
+class LogTooLarge(LogUnreadable):
+    """A log file that would take more memory than the reader allows."""
+
+
 class ModelNotFound(InmsError, FileNotFoundError):
     """No model under this name or path."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from inms_lab.errors import BadInput
@@ -98,6 +99,26 @@ class Log:
     def replay(self, index: int | None = None) -> Ledger:
         """The books as they were when `index` events had happened (None: now)."""
         return Ledger.replay(self.snapshot, self.until(index), self.tokens)
+
+    def save(self, path: str | Path, redact: str = "nothing") -> None:
+        """Write the log to a file. `redact`: "private" masks all text but the sealed prompt and
+        what was published to a group, "all" masks every text; the books stay the same."""
+        from inms_lab.logfile import save
+
+        save(self, path, redact)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Log:
+        """The log in a file that `save` wrote."""
+        from inms_lab.logfile import load
+
+        return load(path)
+
+    def to_pandas(self) -> Any:
+        """A table with one row per event (history.py describes the columns)."""
+        from inms_lab.history import to_pandas
+
+        return to_pandas(self)
 
     def num_bytes(self) -> int:
         """About how much memory the log takes: events with their tuples, and the token table."""

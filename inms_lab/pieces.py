@@ -1,4 +1,4 @@
-"""The bytes that each token id stands for, so that text can be put together where there is no model.
+"""The bytes that each token id stands for: text can be put together where there is no model.
 
 A token may be a part of a character, so these are bytes: a reader joins the bytes of neighbouring
 tokens before it decodes them.

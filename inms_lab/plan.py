@@ -1,22 +1,29 @@
 """Plans: tuples of events that have not happened yet, made by pure functions of the books.
 
-`plan_extend` is the sharing decision. Block by block it asks checks 1 to 5 (is there a published
-block with this fingerprint and these tokens, may this reader hold it) and check 7 (room), and
-answers with a `Plan` or with a value that says why not. Nothing moves here; `cache.commit` is the
-door.
+`plan_extend` is the sharing decision. Block by block it asks the checks of checks.py: 1 to 5 (is
+there a published block with this fingerprint and these tokens, may this reader hold it) and 7 (is
+there room). It answers with a `Plan` or with a value that says why not. Nothing moves here;
+`cache.commit` is the door.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 
+from inms_lab.checks import (
+    blocks_to_take,
+    candidates,
+    clears,
+    is_being_written,
+    may_write,
+    same_tokens,
+)
 from inms_lab.events import Allocated, Copied, Event, Evicted, Shared
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Chunk, Decision, Deferred, NoRoom, Outcome, Plan, Refused
 from inms_lab.pool import Pool
-from inms_lab.rules import clears, may_write
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
 
@@ -24,15 +31,10 @@ from inms_lab.sequence import Sequence
 def find(pool: Pool, segment: Segment, index: int, seq: Sequence) -> int | None:
     """The block to share for block `index` of a segment: checks 1 to 5; None means compute."""
     key = segment.key(index)
-    for block in pool.index.get(key, ()) if key else ():
-        same = "tokens" in seq.off or pool.tokens[block] == segment.block_tokens(index)
-        if same and clears(seq, pool.labels[block]):
+    for block in candidates(pool, key):
+        if same_tokens(pool, block, segment, index, seq) and clears(seq, pool.labels[block]):
             return block
     return pool.pending.get(key) if "pending" in seq.off else None
-
-
-def _is_pending(pool: Pool, segment: Segment, index: int) -> bool:
-    return bool(pool.pending) and segment.key(index) in pool.pending
 
 
 def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
@@ -49,16 +51,16 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
         if here == count:
             continue
         if here % size == 0 and stop == start:
-            hits = tuple(_hits(pool, segment, here // size, seq))
-            if hits:
-                first, here = here // size, min(here + len(hits) * size, count)
-                events.append(Shared(seq_id, number, segment.pool_id, hits, here))
-                decisions.append(Decision(number, first, len(hits), "shared", "same fingerprint"))
-                spared.update((segment.pool_id, block) for block in hits)
+            found = tuple(hits(pool, segment, here // size, seq))
+            if found:
+                first, here = here // size, min(here + len(found) * size, count)
+                events.append(Shared(seq_id, number, segment.pool_id, found, here))
+                decisions.append(Decision(number, first, len(found), "shared", "same fingerprint"))
+                spared.update((segment.pool_id, block) for block in found)
                 start = stop = segment.first_position + here
         if here == count:
             continue
-        if here % size == 0 and _is_pending(pool, segment, here // size):
+        if here % size == 0 and is_being_written(pool, segment, here // size):
             if not events and start == stop:
                 return Deferred(
                     seq_id, f"block {here // size} of segment {number} is being written"
@@ -71,7 +73,7 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
         keys = tuple(segment.key(index) for index in range(first, -(-end // size)))
         partial = segment.blocks[here // size] if here % size and end > here else None
         copies = partial is not None and pool.refs[partial] > 1
-        blocks, victims = _take(pool, taken, spared, len(keys) + copies)
+        blocks, victims = blocks_to_take(pool, taken, spared, len(keys) + copies)
         if len(blocks) < len(keys) + copies:
             return NoRoom(seq_id, segment.pool_id, len(keys) + copies, len(blocks))
         if victims:
@@ -99,7 +101,8 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
     return Plan(at, tuple(events), chunk, tuple(decisions))
 
 
-def _hits(pool: Pool, segment: Segment, index: int, seq: Sequence) -> Iterator[int]:
+def hits(pool: Pool, segment: Segment, index: int, seq: Sequence) -> Iterator[int]:
+    """The blocks to share from block `index` on, as far as each is found."""
     while (block := find(pool, segment, index, seq)) is not None:
         yield block
         index += 1
@@ -108,21 +111,9 @@ def _hits(pool: Pool, segment: Segment, index: int, seq: Sequence) -> Iterator[i
 def _stretch(pool: Pool, segment: Segment, here: int, end: int, seq: Sequence) -> int:
     """How far from `here` towards `end` there is nothing to share or to wait for."""
     for index in range(here // segment.block_size + 1, -(-end // segment.block_size)):
-        if _is_pending(pool, segment, index) or find(pool, segment, index, seq) is not None:
+        if is_being_written(pool, segment, index) or find(pool, segment, index, seq) is not None:
             return index * segment.block_size
     return end
-
-
-def _take(
-    pool: Pool, taken: Counter[str], spared: set[tuple[str, int]], count: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The next `count` blocks (fewer if there are fewer), free ones first; the victims of them."""
-    pool_id, num_free = pool.spec.pool_id, len(pool.free)
-    already = taken[pool_id]
-    cached = (block for block in pool.cached if (pool_id, block) not in spared)
-    blocks = tuple(islice(chain(pool.free, cached), already, already + count))
-    taken[pool_id] += count
-    return blocks, blocks[max(0, num_free - already) :]
 
 
 def evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: Iterable[Event]) -> Evicted:

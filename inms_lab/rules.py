@@ -7,9 +7,11 @@ bypass a rule. Check numbers are those of the table in ARCHITECTURE.md. Nothing 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from inms_lab.checks import clears, is_written, same_tokens
+from inms_lab.checks import may_write as may_write  # commands.py asks it here
 from inms_lab.errors import PlanInvalid
 from inms_lab.events import (
     Aborted,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     from inms_lab.segment import Segment
     from inms_lab.sequence import Sequence
 
-WRITER = {"global": "prompt", "group": "record"}  # tier -> the kind of holder that may write it
 VERBS = ("append", "write", "stop", "logits", "rollback", "close", "fail", "expire")
 
 
@@ -50,16 +51,6 @@ def check(books: Ledger, event: Event) -> None:
         _RULES[type(event)](books, event)
     except (LookupError, ValueError) as error:  # no such holder, pool, block; unequal tuples
         raise PlanInvalid(f"{type(event).__name__} names what does not exist: {error!r}") from error
-
-
-def may_write(seq: Sequence, tier: str) -> bool:
-    """Whether this holder may put KV of its own into a pool of `tier`."""
-    return WRITER.get(tier, seq.kind) == seq.kind
-
-
-def clears(seq: Sequence, label: Iterable[str]) -> bool:
-    """Check 4: the label is within the reader's clearance."""
-    return "label" in seq.off or may_hold(label, seq.clearance)
 
 
 def _pool_opened(books: Ledger, e: PoolOpened) -> None:
@@ -119,11 +110,11 @@ def _shared(books: Ledger, e: Shared) -> None:
             same = donor.root == segment.root and donor.chain(index) == segment.chain(index)
             require(there and same, "a fork shares what it has in common with its parent")
             continue
-        written = block in pool.keys
+        written = is_written(pool, block)
         require(written or "pending" in seq.off, f"block {block} is not published (check 2)")
         if written:
-            same = pool.tokens[block] == segment.block_tokens(index)
-            require(same or "tokens" in seq.off, f"block {block}: other tokens (check 1)")
+            same = same_tokens(pool, block, segment, index, seq)
+            require(same, f"block {block}: other tokens (check 1)")
             key = pool.keys[block] == segment.key(index)
             require(key, f"block {block}: another fingerprint (checks 3 and 5)")
 

@@ -1,0 +1,75 @@
+// Reads what wire.py writes: events as int32 words, strings and labels as numbers in a table.
+
+export const NAMES = [
+  "PoolOpened", "Registered", "Commanded", "Released", "Shared", "Allocated", "Copied",
+  "Evicted", "Freed", "Stepped", "Published", "Aborted",
+];
+export const [OPENED, REGISTERED, COMMANDED, RELEASED, SHARED, ALLOCATED, COPIED, EVICTED, FREED,
+  STEPPED, PUBLISHED, ABORTED, K_POOL, K_HOLDER, K_SEGMENT, K_BOOKS] = Array(16).keys();
+
+// Words of a record's fixed part, its type included; the last of them may count what follows.
+const FIXED = [7, 9, 12, 6, 7, 6, 9, 4, 8, 4, 6, 7];
+const EACH = [0, 0, 0, 0, 1, 1, 0, 2, 1, 4, 5, 1]; // words for each that follows
+
+export function sizeOf(words, at) {
+  const type = words[at], fixed = FIXED[type];
+  return EACH[type] ? fixed + EACH[type] * words[at + fixed - 1] : fixed;
+}
+
+// Where the blocks of a record begin, how many there are, and by how many bits each is shifted.
+export function blocksOf(words, at) {
+  const type = words[at], fixed = FIXED[type];
+  if (type === COPIED) return [at + 7, 1, 0];
+  if (!EACH[type] || type === STEPPED) return [at, 0, 0];
+  return [at + fixed, words[at + fixed - 1], type === ALLOCATED ? 1 : 0];
+}
+
+export const poolAt = type =>
+  type === OPENED || type === EVICTED ? 1 : type === COMMANDED || type === COPIED ? 6 : 3;
+
+const FIELDS = {
+  PoolOpened: "$pool_id $tier $tenant block_size num_blocks @label",
+  Registered: "seq_id $kind $name $tenant @clearance $namespace parent_id @off",
+  Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause",
+  Released: "seq_id $by $group offset length",
+  Shared: "seq_id segment $pool_id length $cause",
+  Allocated: "seq_id segment $pool_id length",
+  Copied: "seq_id segment index $src_pool src $pool_id dst num_slots",
+  Evicted: "$pool_id $cause",
+  Freed: "seq_id segment $pool_id length $cause forget",
+  Stepped: "step offset",
+  Published: "seq_id segment $pool_id first",
+  Aborted: "seq_id segment $pool_id length $cause",
+};
+
+// An event as an object with the names of events.py; labels are arrays of principals.
+export function decode(words, at, strings) {
+  const name = NAMES[words[at]], out = { name };
+  FIELDS[name].split(" ").forEach((field, i) => {
+    const word = words[at + 1 + i], plain = field.replace(/^[$@]/, "");
+    if (field[0] === "$") out[plain] = strings[word];
+    else if (field[0] === "@") out[plain] = label(strings, word);
+    else out[plain] = word;
+  });
+  const [from, count, shift] = blocksOf(words, at);
+  if (name === "Stepped") {
+    const n = words[at + 3];
+    out.items = Array.from({ length: n }, (_, i) => [...words.subarray(at + 4 + 4 * i, at + 8 + 4 * i)]);
+  } else if (count && name !== "Copied") {
+    out.blocks = Array.from(words.subarray(from, from + count), b => b >> shift);
+    if (name === "Evicted") out.remaining = [...words.subarray(from + count, from + 2 * count)];
+    if (name === "Published")
+      out.keys = out.blocks.map((_, i) => hex(words, from + count + 4 * i));
+  }
+  return out;
+}
+
+export const label = (strings, id) => (strings[id] ? strings[id].split("\n") : []);
+
+// Four words as the 32 hex digits of a key.
+export function hex(words, at) {
+  let out = "";
+  for (let i = 0; i < 16; i++)
+    out += ((words[at + (i >> 2)] >>> (8 * (i & 3))) & 255).toString(16).padStart(2, "0");
+  return out;
+}
