@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from inms_lab import audit
+from inms_lab import audit, history
 from inms_lab.errors import LedgerViolation
 from inms_lab.events import Allocated, Copied, Event, PoolOpened
 from inms_lab.ledger import Ledger
@@ -66,6 +66,8 @@ class KVCache:
         """One event enters the books, the tensors and the log."""
         self.ledger.apply(event)
         self.log.append(event)
+        if history.REFCOUNT.isEnabledFor(history.DEBUG):
+            history.log_refcounts(self.ledger, event)
         if isinstance(event, Allocated):
             self.store.clear(event.pool_id, event.blocks, self._size(event.pool_id))
         elif isinstance(event, Copied):

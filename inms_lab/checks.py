@@ -133,3 +133,50 @@ def source_of(number: int) -> str:
     from textwrap import dedent
 
     return "\n\n".join(dedent(getsource(function)) for function in check_of(number).functions)
+
+
+# what they answer -----------------------------------------------------------------------------
+
+YES, NO, NOT_ASKED, NOT_NEEDED = "yes", "no", "not asked", "not needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """A block with the tokens wanted that is not shared: the first check that it fails, and why.
+
+    `refused`: the reader may not have it (checks 3 and 4); serving never even looked at it.
+    """
+
+    pool_id: str
+    block: int
+    check: int
+    why: str
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """One check of one decision; `verdict` is yes, no, not asked or not needed.
+
+    `value` counts the blocks that are left after it (check 7: those that are taken). `shadow`: it
+    refused blocks that serving, which looks up typed keys only, never found.
+    """
+
+    number: int
+    key: str  # content, written, namespace, label, position, gate, room
+    question: str
+    verdict: str
+    value: int
+    why: str
+    function: str  # qualified names; `source_of(number)` is their text
+    shadow: bool = False
+    dropped: tuple[Dropped, ...] = ()
+
+
+def result(
+    number: int, verdict: str, value: int = 0, why: str = "", dropped: tuple[Dropped, ...] = ()
+) -> CheckResult:
+    """What check `number` answered."""
+    check, refused = check_of(number), any(d.refused for d in dropped)
+    what = (number, check.key, check.question, verdict, value, why, check.function)
+    return CheckResult(*what, refused, dropped)

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Any, TypeVar
 
+from inms_lab.controls import Controls
 from inms_lab.engine import Engine
 from inms_lab.errors import InmsError, LabClosed, StepInterrupted
 from inms_lab.outcome import StepReport
@@ -32,6 +33,7 @@ class Driver:
         self.parked: dict[asyncio.Task[Any], Future[Any]] = {}  # program -> what it waits for
         self.programs: set[asyncio.Task[Any]] = set()
         self.closed = False
+        self.controls = Controls(self)
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self._main, name="inms-lab", daemon=True)
         self.thread.start()
@@ -150,29 +152,48 @@ class Driver:
     # driving --------------------------------------------------------------------------------
 
     async def drive(self, until: Callable[[], bool], limit: int | None = None) -> None:
-        """Step until `until()`, until nothing is left to do, or for `limit` steps."""
-        while True:
-            await self._settle()
-            if until() or limit == 0:
-                return
-            if self.engine.has_work:
-                before = len(self.engine.log)
-                report = self.engine.step()
-                if report is None and len(self.engine.log) == before and self.engine.has_work:
-                    raise InmsError(
-                        "nothing can move: this is a fault of the lab, please report it"
-                    )
-                if report is not None:
-                    limit = limit - 1 if limit is not None else None
-                    for hook in tuple(self.on_step):
-                        self._tell(hook, report)
-            elif self.programs:
-                self.awake.clear()
-                waker = asyncio.ensure_future(self.awake.wait())
-                await asyncio.wait([*self.programs, waker], return_when=asyncio.FIRST_COMPLETED)
-                waker.cancel()
-            else:
-                return
+        """Step until `until()`, until nothing is left to do, or for `limit` steps.
+
+        Without a limit the lab's controls are obeyed: it may be paused or slowed down.
+        """
+        self.controls.num_drives += 1
+        self.controls.error = None
+        try:
+            while True:
+                await self._settle()
+                if until() or limit == 0:
+                    return
+                if self.engine.has_work:
+                    if limit is not None:
+                        limit -= self._step()
+                    elif await self.controls.gate():
+                        self._step()
+                elif self.programs:
+                    self.awake.clear()
+                    waker = asyncio.ensure_future(self.awake.wait())
+                    await asyncio.wait([*self.programs, waker], return_when=asyncio.FIRST_COMPLETED)
+                    waker.cancel()
+                else:
+                    return
+        except StepInterrupted:
+            raise
+        except Exception as error:
+            self.controls.error = error  # for those who watch; the caller gets it too
+            raise
+        finally:
+            self.controls.num_drives -= 1
+
+    def _step(self) -> bool:
+        """One step of the engine; whether anything was computed."""
+        before = len(self.engine.log)
+        report = self.engine.step()
+        if report is None and len(self.engine.log) == before and self.engine.has_work:
+            raise InmsError("nothing can move: this is a fault of the lab, please report it")
+        if report is None:
+            return False
+        for hook in tuple(self.on_step):
+            self._tell(hook, report)
+        return True
 
     def _tell(self, hook: Callable[[StepReport], None], report: StepReport) -> None:
         try:
@@ -209,6 +230,7 @@ class Driver:
                 task.cancel()
             self.engine.stop_all(StepInterrupted("the run was interrupted; the lab is usable"))
             self.engine.cancel.clear()
+            self.controls.end_pause()
             cleaned.set()
 
         self.loop.call_soon_threadsafe(clean)

@@ -6,6 +6,9 @@ that a plan returns, and `assert`, which is for faults of our own.
 
 from __future__ import annotations
 
+import builtins
+import re
+
 
 class InmsError(Exception):
     """Base of all of the lab's exceptions; the message says what was wrong and what to do."""
@@ -109,3 +112,20 @@ class ModelRefused(InmsError):
 
 class CacheNotWritable(InmsError, PermissionError):
     """The folder for converted models cannot be written."""
+
+
+_TYPE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?=:|\s*$)")
+
+
+def error_type(told: str) -> str:
+    """The type of the error that a traceback, or its last line, tells of; "error" if unclear.
+
+    Only types of Python's own and of this file are named: anything else may be somebody's text.
+    """
+    lines = told.splitlines()
+    if lines and lines[0].startswith("Traceback "):
+        lines = [line for line in lines[1:] if not line.startswith(" ")]
+    match = _TYPE.match(lines[0]) if lines else None
+    name = match.group(1) if match else ""
+    found = getattr(builtins, name, None) or globals().get(name)
+    return name if isinstance(found, type) and issubclass(found, BaseException) else "error"

@@ -1,8 +1,8 @@
 """Why a decision was what it was: its seven checks with their values, as frozen plain data.
 
-A decision is re-enacted on the books as they were (`log.replay`, moved forward), beside a shadow
-index of everything that lay in the pools. What is computed is never changed by this, and nothing
-here is asked by serving; but the checks are the functions that serving asks (checks.py).
+A decision is looked at on the books as they were (a replay that moves forward), beside a shadow
+index of everything that lay in the pools. Nothing here is asked by serving; but the checks are the
+very functions that serving asks (checks.py).
 """
 
 from __future__ import annotations
@@ -11,38 +11,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
-from inms_lab.checks import check_of, source_of
+from inms_lab.checks import NO, NOT_ASKED, NOT_NEEDED, YES, CheckResult, Dropped, result
+from inms_lab.checks import source_of as source_of  # beside what it explains
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Copied, Event, Evicted, Shared, Stepped
+from inms_lab.events import EVENT_TYPES, Allocated, Copied, Event, Evicted, Shared, Stepped
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.outcome import Decided, Decision, NoRoom, Plan, Refused
-from inms_lab.plan import hits, plan_extend
+from inms_lab.outcome import Decided, Decision
 from inms_lab.sequence import Sequence
-from inms_lab.shadow import Dropped, Shadow, Sifted, sift
+from inms_lab.shadow import Shadow, sift
+from inms_lab.whatif import parts_of
 
-__all__ = ["Explainer", "Explanation", "as_json", "explain", "explain_all", "refusals", "source_of"]
-
-YES, NO, NOT_ASKED, NOT_NEEDED = "yes", "no", "not asked", "not needed"
-SIGN = {"shared": 1, "copied": -1, "computed": -1}  # saved, spent; of other outcomes nothing
-
-
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """One check: `value` counts the blocks that are left after it (check 7: that are taken).
-
-    `shadow`: it refused blocks that serving, which looks up typed keys only, never even found.
-    """
-
-    number: int
-    key: str  # content, written, namespace, label, position, gate, room
-    question: str
-    verdict: str  # yes, no, not asked, not needed
-    value: int
-    why: str
-    function: str  # qualified names; `source_of(number)` is their text
-    shadow: bool = False
-    dropped: tuple[Dropped, ...] = ()
+TABLE = (Shared, Copied, Allocated)
+OUTCOME: dict[type, str] = dict(zip(TABLE, ("shared", "copied", "computed"), strict=True))
+SIGN = {"shared": 1, "copied": -1, "computed": -1}  # saved, spent; other outcomes do neither
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +32,9 @@ class Part:
     """A run of blocks with one outcome; `checks` are those of its first block.
 
     `outcome`: shared, copied, computed, deferred, refused or no room. `blocks`: those of the pool
-    that its table got. `num_bytes` of KV, `num_prefill` tokens of prefill and `ms` (milliseconds)
-    are saved where they are positive and spent where they are negative. `ms` is an estimate:
-    tokens times the seconds per token of the step in which the log's median token was computed;
-    None where no step was measured.
+    that the table gets. `num_bytes` of KV, `num_prefill` tokens of prefill and `ms` (milliseconds)
+    are saved where they are positive, spent where they are negative. `ms` is an estimate: tokens
+    times `seconds_per_token` of the log; None where nothing was measured.
     """
 
     segment: int
@@ -75,15 +56,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A decision (see `outcome.Decided`), whose it was, in which step, and its parts."""
+    """A decision as the log has it, whose it was, in which step, its parts and the plan's events
+    (none where the answer was no plan)."""
 
-    at: int
-    stop: int
-    seq_id: int
-    budget: int
-    outcome: str
-    check: int
-    reason: str
+    decided: Decided
     name: str
     kind: str
     clearance: tuple[str, ...]
@@ -94,19 +70,16 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A block with the very tokens wanted that a reader may not have (checks 3 and 4), where
-    nothing could be shared instead. `decision` is an index into `log.decisions`."""
+    """A block with the tokens wanted that a reader may not have (checks 3 and 4), where nothing
+    could be shared instead. `decision` is its number in the log; `segment` and `index` are the
+    reader's."""
 
     decision: int
-    at: int
     seq_id: int
     reader: str
     segment: int
     index: int
-    pool_id: str
-    block: int
-    check: int
-    why: str
+    block: Dropped
 
 
 class Explainer:
@@ -114,25 +87,24 @@ class Explainer:
 
     def __init__(self, log: Log) -> None:
         self.log = log
-        self._steps: list[tuple[int, int]] = []  # (step, tokens computed) up to `_seen`
-        self._seen, self._measured = log.first, -1
-        self._pace: float | None = None
+        self._num_measured, self._pace = 0, seconds_per_token(log)
         self._restart()
 
     def _restart(self) -> None:
-        self.at = self.log.first
-        self.books = Ledger.replay(self.log.snapshot, (), self.log.tokens)
+        self.at, books = self.log.beginning()
+        self.books = Ledger(self.log.tokens) if books is None else books
         self.shadow = Shadow(self.books)
 
     def move(self, at: int) -> None:
         """Books and shadow as they were when `at` events had happened."""
-        if not self.log.first <= at <= len(self.log):
+        if not self.log.first <= self.at <= at:
+            self._restart()
+        start, events = self.log.stretch(self.at, max(0, at - self.at))
+        if start + len(events) != at:
             raise BadInput(
                 f"the log holds the moments {self.log.first} to {len(self.log)}, not {at}"
             )
-        if not self.log.first <= self.at <= at:
-            self._restart()
-        for event in self.log.events[self.at - self.log.first : at - self.log.first]:
+        for event in events:
             self.books.apply(event)
             self.shadow.follow(self.books, event)
         self.at = at
@@ -140,75 +112,123 @@ class Explainer:
     def next(self, decided: Decided) -> Explanation:
         """The explanation of this decision; fastest in the order of the log."""
         self.move(decided.at)
+        if len(self.log.durations) > 1.1 * self._num_measured:  # a tenth more was measured
+            self._num_measured, self._pace = len(self.log.durations), seconds_per_token(self.log)
         seq = self.books.sequences[decided.seq_id]
         events = tuple(self.log.since(decided.at)[: decided.stop - decided.at])
-        parts = tuple(self._part(seq, part, events) for part in self.parts(decided))
-        return Explanation(
-            **{f.name: getattr(decided, f.name) for f in fields(decided) if f.name != "parts"},
-            name=seq.name,
-            kind=seq.kind,
-            clearance=tuple(sorted(seq.clearance)),
-            step=self.books.num_steps + 1,
-            parts=parts,
-            events=events,
-        )
-
-    def parts(self, decided: Decided) -> tuple[Decision, ...]:
-        """What was decided for each run of blocks; books must be where the decision was made."""
-        return decided.parts or (at_issue(self.books, decided),)
-
-    def sifted(self, seq: Sequence, number: int, index: int) -> Sifted:
-        """The candidates for a block of a segment, after each check, at this moment."""
-        return sift(self.books, self.shadow, seq, number, index)
+        parts = tuple(self._part(seq, part, events) for part in parts_of(self.books, decided))
+        who = (seq.name, seq.kind, tuple(sorted(seq.clearance)), self.books.num_steps + 1)
+        return Explanation(decided, *who, parts, events)
 
     def _part(self, seq: Sequence, part: Decision, events: tuple[Event, ...]) -> Part:
-        segment = seq.segments[part.segment]
-        size, start = segment.block_size, part.first * segment.block_size
-        event = _event_of(part, events)
-        end = min(len(segment.tokens), start + part.num_blocks * size)
+        segment, sign = seq.segments[part.segment], SIGN.get(part.outcome, 0)
+        start, end = part.first * segment.block_size, (part.first + part.num_blocks)
+        end = min(len(segment.tokens), end * segment.block_size)
+        own = (e for e in events if isinstance(e, TABLE) and e.segment == part.segment)
+        event = next((e for e in own if OUTCOME[type(e)] == part.outcome), None)
         blocks: tuple[int, ...] = ()
         if isinstance(event, (Shared, Allocated)):
             end, blocks = event.length, event.blocks
         elif isinstance(event, Copied):
             end, blocks = start + event.num_slots, (event.dst,)
-        num_prefill = SIGN.get(part.outcome, 0) * (end - start) * (part.outcome != "copied")
-        per_token, pace = self.log.about.get("bytes_per_token"), self.pace()
-        num_bytes = None if per_token is None else per_token * size * part.num_blocks
+        tokens = 0 if part.outcome == "copied" else sign * (end - start)
+        per_token = self.log.about.get("bytes_per_token")
+        num_bytes = per_token and sign * part.num_blocks * segment.block_size * per_token
         return Part(
-            part.segment,
-            *(segment.tier, segment.label, segment.pool_id),
+            *(part.segment, segment.tier, segment.label, segment.pool_id),
             *(part.first, part.num_blocks, segment.first_position + start, end - start),
             *(part.outcome, part.reason, blocks),
-            self._checks(seq, part, events),
-            None if num_bytes is None else SIGN.get(part.outcome, 0) * num_bytes,
-            num_prefill,
-            None if pace is None else num_prefill * pace * 1e3,
+            checks=(*self._asked(seq, part), _room(part, blocks, segment.pool_id, events)),
+            num_bytes=num_bytes,
+            num_prefill=tokens,
+            ms=None if self._pace is None else tokens * self._pace * 1e3,
         )
 
-    def pace(self) -> float | None:
-        """Seconds per token in the step in which the median computed token of this log was."""
-        if self._measured != len(self.log.durations):
-            for event in self.log.since(self._seen):
-                if isinstance(event, Stepped):
-                    self._steps.append((event.step, sum(item[1] for item in event.items)))
-            self._seen, self._measured = len(self.log), len(self.log.durations)
-            self._pace = _median(self.log.durations, self._steps)
-        return self._pace
-
-    def _checks(
-        self, seq: Sequence, part: Decision, events: tuple[Event, ...]
-    ) -> tuple[CheckResult, ...]:
+    def _asked(self, seq: Sequence, part: Decision) -> tuple[CheckResult, ...]:
+        """Checks 1 to 6."""
         if part.outcome == "copied":
-            own = "it is the holder's own block"
-            results = [_result(n, NOT_NEEDED, 0, own) for n in range(1, 7)]
-            results[3] = _result(4, YES, 0, f"a {seq.kind} may write here")
-            return (*results, _room(part, events))
-        sifted = self.sifted(seq, part.segment, part.first)
-        last = 2 if part.outcome == "deferred" else 5
+            own = [result(n, NOT_NEEDED, 0, "it is the holder's own block") for n in range(1, 7)]
+            segment = seq.segments[part.segment]
+            own[3] = result(4, YES, 0, f"{seq.kind}s may write {segment.tier} text")
+            return tuple(own)
+        sifted = sift(self.books, self.shadow, seq, part.segment, part.first)
         fails = next((n for n in range(1, 6) if not sifted.left[n]), 6)
-        fails = min(fails, 2) if part.outcome == "deferred" else fails
-        results = [_sifted(n, sifted, n < fails, n <= min(fails, last)) for n in range(1, 6)]
+        fails = 2 if part.outcome == "deferred" else fails
+        out = [sifted.answer(n, fails) for n in range(1, 6)]
+        if fails == 6 and part.outcome != "shared":  # nothing is mounted behind what is in flight
+            fails, out[4] = 5, result(5, NO, out[4].value, "what stands before it has no KV yet")
         if part.outcome == "refused":
-            results[3] = _result(4, NO, len(sifted.left[4]), part.reason, results[3].dropped)
-        gate = (NOT_NEEDED, len(sifted.left[5]), "a prefix is exact") if fails > 5 else (NOT_ASKED,)
-        return (*results, _result(6, *gate), _room(part, events))
+            out[3] = result(4, NO, out[3].value, part.reason, out[3].dropped)
+        exact = fails == 6
+        return (
+            *out,
+            result(6, NOT_NEEDED, 0, "a prefix is exact") if exact else result(6, NOT_ASKED),
+        )
+
+
+def explain(log: Log, which: int | Decided) -> Explanation:
+    """The explanation of a decision, given itself or by its number (its place in the log's
+    decisions, from its birth on)."""
+    if isinstance(which, int):
+        found = log.decisions_since(which, 1)
+        if not found or found[0][0] != which:
+            raise BadInput(f"the log has no decision {which}")
+        which = found[0][1]
+    return Explainer(log).next(which)
+
+
+def explain_all(log: Log, decisions: Iterable[Decided] | None = None) -> Iterator[Explanation]:
+    """The explanations of these decisions (None: all of the log's), in one pass."""
+    return map(Explainer(log).next, log.decisions if decisions is None else decisions)
+
+
+def refusals(log: Log) -> list[Refusal]:
+    """Every shadow refusal of the log, in order: checks 3 and 4, block by block."""
+    explainer, out = Explainer(log), []
+    for number, decided in log.decisions_since(0):
+        explainer.move(decided.at)
+        books, shadow = explainer.books, explainer.shadow
+        seq = books.sequences[decided.seq_id]
+        for part in parts_of(books, decided):
+            wanted = part.outcome not in ("shared", "copied", "deferred")
+            for index in range(part.first, part.first + part.num_blocks) if wanted else ():
+                dropped = sift(books, shadow, seq, part.segment, index).dropped
+                where = (number, seq.seq_id, seq.name, part.segment, index)
+                out += [Refusal(*where, block) for block in dropped if block.refused]
+    return out
+
+
+def seconds_per_token(log: Log) -> float | None:
+    """The rate of the step in which the log's median computed token was; None: not measured."""
+    steps = ((e.step, sum(n for _, n, *_ in e.items)) for e in log.events if type(e) is Stepped)
+    rates = sorted((log.durations[s] / n, n) for s, n in steps if n and s in log.durations)
+    half = sum(n for _, n in rates) / 2
+    for rate, count in rates:
+        half -= count
+        if half <= 0:
+            return rate
+    return None
+
+
+def as_json(value: Any) -> Any:
+    """An explanation (or a part of it) as dicts and lists: bytes as hex, events with their type."""
+    if is_dataclass(value):
+        named = {f.name: as_json(getattr(value, f.name)) for f in fields(value)}
+        return {"type": type(value).__name__, **named} if type(value) in EVENT_TYPES else named
+    if isinstance(value, (tuple, list)):
+        return [as_json(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _room(
+    part: Decision, blocks: tuple[int, ...], pool_id: str, events: tuple[Event, ...]
+) -> CheckResult:
+    if part.outcome == "shared":
+        return result(7, YES, 0, "a shared block takes no room")
+    if part.outcome == "no room":
+        return result(7, NO, part.num_blocks, part.reason)
+    if part.outcome in ("deferred", "refused"):
+        return result(7, NOT_ASKED)
+    gone = (e.blocks for e in events if isinstance(e, Evicted) and e.pool_id == pool_id)
+    count = len({block for victims in gone for block in victims} & {*blocks})
+    return result(7, YES, len(blocks), f"{len(blocks)} blocks, {count} by eviction")

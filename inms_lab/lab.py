@@ -86,6 +86,7 @@ class Lab:
         self.agents: dict[str, Agent] = {}
         self.forks: list[Agent] = []
         self.driver = Driver(self.engine)
+        self.controls = self.driver.controls  # pause, step, run, speed
         self.programs = Programs(self.driver)
         self.closed = False
         if self.policy.off:

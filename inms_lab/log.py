@@ -12,6 +12,7 @@ that is left. Beside the events lie tables that no replay needs:
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -41,6 +42,8 @@ class Log:
         self.errors: dict[int, str] = {}
         self.about: dict[str, Any] = {}
         self.piece: Callable[[int], bytes] | None = None  # the bytes that a token id stands for
+        self.first_decision = 0  # the number of the oldest decision that is left
+        self._lock = threading.Lock()  # forgetting, against readers on other threads
         self._snapshot = snapshot
         self._tail: Ledger | None = None  # the books at `first`, once something was forgotten
 
@@ -69,17 +72,42 @@ class Log:
         count = min(before, len(self)) - self.first
         if count <= 0:
             return
-        if self._tail is None:
-            self._tail = Ledger.replay(self._snapshot, (), self.tokens)
-        for event in self.events[:count]:
-            self._tail.apply(event)
-        del self.events[:count]
-        self.first += count
-        self.decisions = [d for d in self.decisions if d.at >= self.first]
+        with self._lock:
+            if self._tail is None:
+                self._tail = Ledger.replay(self._snapshot, (), self.tokens)
+            for event in self.events[:count]:
+                self._tail.apply(event)
+            del self.events[:count]
+            self.first += count
+            kept = [d for d in self.decisions if d.at >= self.first]
+            self.first_decision += len(self.decisions) - len(kept)
+            self.decisions = kept
+
+    def beginning(self) -> tuple[int, Ledger | None]:
+        """The oldest index and the books there (None: empty). Any thread may ask."""
+        with self._lock:
+            snapshot = self.snapshot
+            books = Ledger.replay(snapshot, (), self.tokens) if snapshot is not None else None
+            return self.first, books
+
+    def stretch(self, index: int, count: int | None = None) -> tuple[int, list[Event]]:
+        """At most `count` events from `index` on (from `first` on, where those were forgotten) and
+        the index of the first of them. Any thread may ask."""
+        with self._lock:
+            start = max(0, index - self.first)
+            stop = None if count is None else start + count
+            return self.first + start, self.events[start:stop]
 
     def since(self, index: int) -> list[Event]:
         """Events from `index` on (from `first` on, where those were forgotten)."""
-        return self.events[max(0, index - self.first) :]
+        return self.stretch(index)[1]
+
+    def decisions_since(self, number: int, count: int | None = None) -> list[tuple[int, Decided]]:
+        """At most `count` decisions from `number` on, with their numbers. Any thread may ask."""
+        with self._lock:
+            start = max(0, number - self.first_decision)
+            found = self.decisions[start : None if count is None else start + count]
+            return list(enumerate(found, self.first_decision + start))
 
     def until(self, index: int | None) -> Iterator[Event]:
         """Events from `first` to before `index` (None: all)."""
@@ -99,6 +127,17 @@ class Log:
     def replay(self, index: int | None = None) -> Ledger:
         """The books as they were when `index` events had happened (None: now)."""
         return Ledger.replay(self.snapshot, self.until(index), self.tokens)
+
+    def copy(self) -> Log:
+        """The log as it is now, cut loose from the one that goes on. Any thread may ask."""
+        with self._lock:
+            out = Log(self.snapshot, first=self.first)
+            out.events, out.first_decision = self.events[:], self.first_decision
+            out.decisions = [d for d in self.decisions if d.stop <= len(out)]
+        out.tokens.extend(self.tokens[:])  # what these events name is in the table already
+        out.durations, out.errors = self.durations.copy(), self.errors.copy()
+        out.about, out.piece = self.about, self.piece
+        return out
 
     def save(self, path: str | Path, redact: str = "nothing") -> None:
         """Write the log to a file. `redact`: "private" masks all text but the sealed prompt and

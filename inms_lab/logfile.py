@@ -8,7 +8,7 @@
              {"decided": [...]}      what planning answered, one a line
              {"durations": {step: seconds}} and {"errors": {holder: traceback}}
              [name, fields ...]      the events, one a line
-    last     {"end": {"events", "tokens", "lines"}}, so that a file which was cut off is noticed
+    last     {"end": {"events", "tokens", "decisions"}}, so that a file which was cut off is noticed
 `logcode.py` says how values become JSON. A file is written beside its place and then moved there.
 """
 
@@ -43,15 +43,19 @@ MAX_BLOCKS = 1 << 24  # of a pool in a file
 CHUNK = 4096  # token ids in a line
 MASKED, UNKNOWN = "\u2592".encode(), b"?"  # shown for a masked token, and for one without a piece
 # what a redacted file still tells
-REDACT: dict[str, tuple[str, ...] | None] = {"nothing": None, "private": ("prompt", "released"), "all": ()}
+REDACT: dict[str, tuple[str, ...] | None] = {
+    "nothing": None,
+    "private": ("prompt", "released"),
+    "all": (),
+}
 
 
 def save(log: Log, path: str | Path, redact: str = "nothing") -> None:
-    """Write `log` to `path`. `redact`: nothing, private (all text but the sealed prompt and what was
-    published to a group), or all (every text)."""
+    """Write `log` to `path`. `redact`, what is masked: nothing; private (all text but the sealed
+    prompt and what was published to a group); or all (every text)."""
     if redact not in REDACT:
         raise BadInput(f"redact is one of {', '.join(REDACT)}, not {redact!r}")
-    keep = REDACT[redact]
+    log, keep = log.copy(), REDACT[redact]
     if keep is not None:
         from inms_lab.redact import redacted
 
@@ -106,17 +110,9 @@ def open_log(path: str | Path) -> Log:
 
 def _lines(log: Log, redact: str) -> Iterator[Any]:
     """The file's lines as JSON data, in order."""
-    snapshot, count = log.snapshot, 0
-    for line in _all_but_end(log, redact, snapshot):
-        yield line
-        count += 1
-    yield {"end": {"events": len(log.events), "tokens": len(log.tokens), "lines": count + 1}}
-
-
-def _all_but_end(log: Log, redact: str, snapshot: dict[str, Any] | None) -> Iterator[Any]:
+    snapshot = log.snapshot
     sizes = {"first": log.first, "num_events": len(log.events), "num_tokens": len(log.tokens)}
-    about = {"redacted": redact, "about": log.about}
-    yield {"format": FORMAT, "version": VERSION, **sizes, **about}
+    yield {"format": FORMAT, "version": VERSION, **sizes, "redacted": redact, "about": log.about}
     yield {"snapshot": pack(snapshot)}
     for at in range(0, len(log.tokens), CHUNK):
         yield {"tokens": log.tokens[at : at + CHUNK].tolist()}
@@ -128,6 +124,12 @@ def _all_but_end(log: Log, redact: str, snapshot: dict[str, Any] | None) -> Iter
     yield {"durations": {str(step): seconds for step, seconds in log.durations.items()}}
     yield {"errors": {str(seq_id): told for seq_id, told in log.errors.items()}}
     yield from map(event_row, log.events)
+    yield {"end": _counts(log)}
+
+
+def _counts(log: Log) -> dict[str, int]:
+    sizes = {"events": len(log.events), "tokens": len(log.tokens)}
+    return sizes | {"decisions": len(log.decisions)}
 
 
 def _occurring(log: Log, snapshot: dict[str, Any] | None) -> set[int]:
@@ -191,7 +193,9 @@ class _Reader:
             raise NotALog(f"{self.path} is no log of this program: its first line does not say so")
         if data.get("version") != VERSION:
             found = f"this file is of version {data.get('version')!r:.20}"
-            raise LogVersionUnknown(f"{self.path}: {found}, this program reads {VERSION}: update it")
+            raise LogVersionUnknown(
+                f"{self.path}: {found}, this program reads {VERSION}: update it"
+            )
         first, about = data["first"], data["about"]
         if type(first) is not int or first < 0 or not isinstance(about, dict):
             raise LogDamaged(self.at("damaged: the header's `first` or `about`"))
@@ -199,7 +203,7 @@ class _Reader:
         self.log.first, self.log.about = first, about
 
     def _body(self, data: Any) -> None:
-        section = "event" if isinstance(data, list) else next(iter(data))
+        (section,) = ("event",) if isinstance(data, list) else data
         if (section == "snapshot") != (self.num_lines == 1):
             raise ValueError("the snapshot is on line 2, and only there")
         if section == "event":
@@ -221,8 +225,7 @@ class _Reader:
         self.log.piece = lambda token: pieces.get(token, MASKED if token < 0 else UNKNOWN)
 
     def _end(self, data: Any) -> None:
-        log = self.log
-        found = {"events": len(log.events), "tokens": len(log.tokens), "lines": self.num_lines + 1}
+        found = _counts(self.log)
         promised = (self.header["num_events"], self.header["num_tokens"])
         if data != found or promised != (found["events"], found["tokens"]):
             raise ValueError(f"the file holds {found}, not what it says")

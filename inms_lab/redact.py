@@ -3,6 +3,7 @@
 What is public is decided by provenance, never by labels (in mode `global` every label is public):
     prompt     token-table ranges that a sealed prompt's holder appended
     released   token-table ranges that a `Released` declassified
+In a snapshot, which tells no ranges: what holders of prompts, and of released records, have read.
 Everything else (read, written, generated) is private. A private token becomes a negative number
 that stands for its whole context: the contexts of a namespace form a trie, its nodes are numbered
 as they first appear, and node n is shown as -(2 + n). So what can be seen is which contexts are
@@ -15,14 +16,13 @@ Not masked: names, labels, lengths, the schedule and how long steps took.
 
 from __future__ import annotations
 
-import builtins
-import re
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import repeat
+from typing import Any
 
-from inms_lab import errors
-from inms_lab.errors import BadInput
+from inms_lab.errors import BadInput, PlanInvalid, error_type
 from inms_lab.events import (
     Allocated,
     Commanded,
@@ -33,12 +33,13 @@ from inms_lab.events import (
     Released,
     Stepped,
 )
+from inms_lab.fingerprint import digest
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
+from inms_lab.sequence import Sequence
 
 SOURCES = ("prompt", "released")
 NOWHERE = -1  # a masked token that never became part of a context
-_TYPE = re.compile(r"([A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?=:|\s*$)")
 
 
 def redacted(log: Log, keep: Collection[str] = SOURCES) -> Log:
@@ -46,49 +47,39 @@ def redacted(log: Log, keep: Collection[str] = SOURCES) -> Log:
     unknown = sorted(set(keep) - set(SOURCES))
     if unknown:
         raise BadInput(f"text comes from {' or '.join(SOURCES)}, not {unknown[0]}")
-    if log.snapshot is not None:
-        raise BadInput("the log begins with a snapshot of texts whose origin it no longer tells")
-    contexts = Contexts(log, public_offsets(log, keep))
-    out = _Fold(log, contexts).run()
+    snapshot = log.snapshot
+    contexts = Contexts(log, keep, snapshot)
+    try:
+        out = _Fold(log, contexts, snapshot and masked_snapshot(snapshot, contexts)).run()
+    except PlanInvalid as error:
+        raise BadInput(f"this log cannot be masked, its books would differ: {error}") from error
     out.decisions = list(log.decisions)
     out.durations, out.about, out.piece = dict(log.durations), dict(log.about), log.piece
     out.errors = {seq_id: error_type(told) for seq_id, told in log.errors.items()}
     return out
 
 
-def public_offsets(log: Log, keep: Collection[str]) -> bytearray:
-    """For each token of the table: 1 where its provenance makes it public."""
-    public, prompts = bytearray(len(log.tokens)), set()
+def public_offsets(log: Log, keep: Collection[str], before: dict[int, Any]) -> bytearray:
+    """For each token of the table: 1 where its provenance makes it public. `before`: holders that
+    the log begins with."""
+    public = bytearray(len(log.tokens))
+    prompts = {seq_id for seq_id, seq in before.items() if seq["kind"] == "prompt"}
     for e in log.events:
         if isinstance(e, Registered) and e.kind == "prompt":
             prompts.add(e.seq_id)
-        text = isinstance(e, Commanded) and e.seq_id in prompts and e.length
-        if ("prompt" in keep and text) or ("released" in keep and isinstance(e, Released)):
+        prompt = isinstance(e, Commanded) and "prompt" in keep and e.seq_id in prompts
+        if prompt or (isinstance(e, Released) and "released" in keep):
             assert isinstance(e, Commanded | Released)
             public[e.offset : e.offset + e.length] = b"\1" * e.length
     return public
 
 
-def error_type(told: str) -> str:
-    """The type of the error that a traceback, or its last line, tells of; "error" if unclear.
-
-    Only types of Python's own and of this package are named: anything else may be text.
-    """
-    lines = told.splitlines()
-    if lines and lines[0].startswith("Traceback "):
-        lines = [line for line in lines[1:] if not line.startswith(" ")]
-    match = _TYPE.match(lines[0]) if lines else None
-    name = match.group(2) if match else ""
-    found = getattr(builtins, name, None) or getattr(errors, name, None)
-    known = isinstance(found, type) and issubclass(found, BaseException)
-    return name if known else "error"
-
-
 class Contexts:
     """The trie of all contexts of a log: which node every token that enters a context is."""
 
-    def __init__(self, log: Log, public: bytearray) -> None:
-        self.log, self.public = log, public
+    def __init__(self, log: Log, keep: Collection[str], snapshot: dict[str, Any] | None) -> None:
+        snapshot = snapshot or {"records": {}, "sequences": {}}
+        self.log, self.public = log, public_offsets(log, keep, snapshot["sequences"])
         self.nodes: dict[tuple[int, int], int] = {}  # (node before, token) -> node
         self.tokens: list[int] = []  # of each node
         self.shown: set[int] = set()  # nodes whose token is public
@@ -97,43 +88,60 @@ class Contexts:
         self.texts: dict[int, list[int]] = {}  # by holder: the nodes of its context
         self.added: dict[int, list[int]] = {}  # by number of the event: the nodes that it adds
         self.released: dict[tuple[int, int, int], list[int]] = {}  # (holder, offset, length)
+        self._begin(snapshot, keep)
+        self.before = {seq_id: list(nodes) for seq_id, nodes in self.texts.items()}  # the log
         for number, event in enumerate(log.events):
             self._follow(number, event)
 
-    def visible(self, nodes: Sequence[int]) -> list[int]:
+    def visible(self, nodes: list[int]) -> list[int]:
         """What a reader sees of these tokens."""
         return [self.tokens[n] if n in self.shown else -(2 + n) for n in nodes]
 
+    def _begin(self, snapshot: dict[str, Any], keep: Collection[str]) -> None:
+        released = {seq_id for records in snapshot["records"].values() for seq_id in records}
+        for seq_id, seq in snapshot["sequences"].items():
+            self._enter(seq_id, seq["namespace"], seq["off"], -1)
+            prompt = seq["kind"] == "prompt" and "prompt" in keep
+            record = seq["kind"] == "record" and "released" in keep and seq_id in released
+            for segment in seq["segments"]:
+                self._extend(seq_id, segment["tokens"], repeat(prompt or record))
+
+    def _enter(self, seq_id: int, namespace: bytes, off: Collection[str], parent_id: int) -> None:
+        if "position" in off:
+            raise BadInput(
+                "this log was made without the check of positions: blocks of unequal contexts "
+                "share a key in it, and masking cannot keep that without telling of the text"
+            )
+        self.root_of[seq_id] = self.roots.setdefault(namespace, -1 - len(self.roots))
+        self.texts[seq_id] = list(self.texts.get(parent_id, ()))
+
     def _follow(self, number: int, e: Event) -> None:
         if isinstance(e, Registered):
-            if "position" in e.off:
-                raise BadInput(
-                    "this log was made without the check of positions: blocks of unequal contexts "
-                    "share a key in it, and masking cannot keep that without telling of the text"
-                )
-            self.root_of[e.seq_id] = self.roots.setdefault(e.namespace, -1 - len(self.roots))
-            self.texts[e.seq_id] = list(self.texts.get(e.parent_id, ()))
+            self._enter(e.seq_id, e.namespace, e.off, e.parent_id)
         elif isinstance(e, Commanded) and e.verb in ("append", "write"):
-            self.added[number] = self._extend(e.seq_id, e.offset, e.length)
+            self.added[number] = self._read(e.seq_id, e.offset, e.length)
             self.released.setdefault((e.seq_id, e.offset, e.length), self.added[number])
         elif isinstance(e, Commanded) and e.verb == "rollback":
             del self.texts[e.seq_id][e.count :]
         elif isinstance(e, Stepped):
             self.added[number], offset = [], e.offset
             for seq_id, _, num_sampled, _ in e.items:
-                self.added[number] += self._extend(seq_id, offset, num_sampled)
+                self.added[number] += self._read(seq_id, offset, num_sampled)
                 offset += num_sampled
 
-    def _extend(self, seq_id: int, offset: int, length: int) -> list[int]:
+    def _read(self, seq_id: int, offset: int, length: int) -> list[int]:
         """Tokens of the table come behind a holder's context; gives their nodes."""
+        place = slice(offset, offset + length)
+        return self._extend(seq_id, self.log.tokens[place], self.public[place])
+
+    def _extend(self, seq_id: int, tokens: Iterable[int], public: Iterable[int]) -> list[int]:
         text = self.texts[seq_id]
         start, node = len(text), text[-1] if text else self.root_of[seq_id]
-        for at in range(offset, offset + length):
-            token = self.log.tokens[at]
+        for token, is_public in zip(tokens, public):  # noqa: B905  (what is public may be endless)
             node = self.nodes.setdefault((node, token), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
-            if self.public[at]:
+            if is_public:
                 self.shown.add(node)
             text.append(node)
         return text[start:]
@@ -142,10 +150,10 @@ class Contexts:
 class _Fold:
     """The events once more, on books that only know what is visible."""
 
-    def __init__(self, log: Log, contexts: Contexts) -> None:
+    def __init__(self, log: Log, contexts: Contexts, snapshot: dict[str, Any] | None) -> None:
         self.log, self.contexts = log, contexts
-        self.out = Log(first=log.first)
-        self.books = Ledger(self.out.tokens)
+        self.out = Log(snapshot, first=log.first)
+        self.books = Ledger.replay(snapshot, (), self.out.tokens)
         self.places: dict[bytes, int] = {}  # a visible text's offset in the new table
 
     def run(self) -> Log:
@@ -157,7 +165,6 @@ class _Fold:
         return self.out
 
     def _masked(self, number: int, e: Event) -> Event:
-        books = self.books
         if isinstance(e, Commanded):
             offset = self._place(self._visible(number)) if e.verb in ("append", "write") else 0
             cause = error_type(e.cause) if e.verb == "fail" else e.cause
@@ -167,10 +174,10 @@ class _Fold:
         if isinstance(e, Released):
             return replace(e, offset=self._place(self._published(e)))
         if isinstance(e, Evicted):
-            pool = books.pools[e.pool_id]
+            pool = self.books.pools[e.pool_id]
             return replace(e, keys=tuple(pool.keys[block] for block in e.blocks))
         if isinstance(e, Allocated | Published):
-            segment = books.sequences[e.seq_id].segments[e.segment]
+            segment = self.books.sequences[e.seq_id].segments[e.segment]
             first = e.first if isinstance(e, Published) else len(segment.blocks)
             keys = tuple(segment.key(first + index) for index in range(len(e.blocks)))
             return replace(e, keys=keys)
@@ -194,3 +201,50 @@ class _Fold:
         if place == len(self.out.tokens):
             self.out.tokens.extend(text)
         return place
+
+
+def masked_snapshot(snapshot: dict[str, Any], contexts: Contexts) -> dict[str, Any]:
+    """The same books with the texts as they are seen and keys to match. A block that no holder's
+    text names any longer gets a key and tokens that stand for nothing: if a later event finds it
+    after all, the log cannot be masked."""
+    known: dict[bytes, tuple[bytes, bytes]] = {}  # key -> masked key and tokens
+    sequences = {}
+    for seq_id, state in snapshot["sequences"].items():
+        nodes = contexts.before[seq_id]
+        old = _with_text(state, [contexts.tokens[node] for node in nodes])
+        new = _with_text(state, contexts.visible(nodes))
+        roots = (part["root"] for part in state["segments"])
+        if any(s.tokens and s.root != r for s, r in zip(old.segments, roots, strict=True)):
+            raise PlanInvalid(f"the text before a segment of {old.name} is gone")
+        for s, t in zip(old.segments, new.segments, strict=True):
+            for index in range(-(-len(s.tokens) // s.block_size)):
+                known[s.key(index)] = t.key(index), t.block_tokens(index)
+        sequences[seq_id] = new.snapshot()
+    pools = {pool_id: _masked_pool(pool, known) for pool_id, pool in snapshot["pools"].items()}
+    return {**snapshot, "pools": pools, "sequences": sequences}
+
+
+def _with_text(state: dict[str, Any], tokens: list[int]) -> Sequence:
+    """The holder with other tokens, as many as it has, and what follows from them."""
+    seq, at = Sequence.of(state), 0
+    end = seq.namespace
+    for segment in seq.segments:
+        count = len(segment.tokens)
+        segment.root, segment.tokens = end, array("i", tokens[at : at + count])
+        end, at = segment.end(), at + count
+    return seq
+
+
+def _masked_pool(state: dict[str, Any], known: dict[bytes, tuple[bytes, bytes]]) -> dict[str, Any]:
+    held = dict(state["tokens"])
+    for block, key in (*state["keys"], *state["promised"]):
+        nothing = array("i", [NOWHERE] * (len(held.get(block, b"")) // 4)).tobytes()
+        known.setdefault(key, (digest(b"masked", b"%d" % len(known)), nothing))
+    return {
+        **state,
+        "keys": [(block, known[key][0]) for block, key in state["keys"]],
+        "tokens": [(block, known[key][1]) for block, key in state["keys"]],
+        "index": [(known[key][0], blocks) for key, blocks in state["index"]],
+        "pending": [(known[key][0], block) for key, block in state["pending"]],
+        "promised": [(block, known[key][0]) for block, key in state["promised"]],
+    }

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from typing import TypeAlias
 
 from inms_lab import checks
+from inms_lab.checks import NO, NOT_ASKED, YES, CheckResult, Dropped, result
 from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Stepped
 from inms_lab.fingerprint import DIGEST_BYTES
 from inms_lab.ledger import Ledger
@@ -62,8 +63,8 @@ class Shadow:
             start += event.index * seq.segments[event.segment].block_size
             self._wrote(seq, start, start + event.num_slots)
         elif isinstance(event, Evicted):
-            for block in event.blocks:  # of one that is overwritten, the rest comes back when it is
-                self._forget((event.pool_id, block))
+            for block in event.blocks if event.cause != "overwritten" else ():
+                self._forget((event.pool_id, block))  # its holder keeps one that is overwritten
         elif isinstance(event, (Freed, Aborted)):
             pool = books.pools[event.pool_id]
             for block in event.blocks:
@@ -92,12 +93,13 @@ class Shadow:
         """What a cut left of a block that nobody else holds and nobody can find."""
         seq = books.sequences[seq_id]
         last = next((s for s in reversed(seq.segments) if s.blocks), None)
-        if last is not None and last.tokens:
-            block, pool = last.blocks[-1], books.pools[last.pool_id]
-            alone = pool.refs.get(block) == 1 and block not in pool.keys
-            if alone and (last.pool_id, block) in self.tokens:
-                stop = last.first_position + min(last.computed, len(last.tokens))
-                self._wrote(seq, stop - 1, stop)
+        left = min(last.computed, len(last.tokens)) if last is not None else 0
+        if last is None or -(-left // last.block_size) != len(last.blocks):
+            return  # nothing is left, or more is to be freed
+        block, pool = last.blocks[-1], books.pools[last.pool_id]
+        alone = pool.refs.get(block) == 1 and block not in pool.keys
+        if alone and (last.pool_id, block) in self.tokens:
+            self._wrote(seq, last.first_position + left - 1, last.first_position + left)
 
     def _put(self, site: Site, tokens: bytes) -> None:
         if site in self.tokens:
@@ -134,26 +136,23 @@ class _Before:
 # --- checks 1 to 5 of every candidate ---------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A block with the same tokens that is not shared: the first check that it fails, and why.
-
-    `refused`: the reader may not have it (checks 3 and 4), which serving never even looked at.
-    """
-
-    pool_id: str
-    block: int
-    check: int
-    why: str
-    refused: bool = False
-
-
 @dataclass(slots=True)
 class Sifted:
     """The blocks that are left after each check (from 0: all that there are), and the others."""
 
     left: list[tuple[Site, ...]]
     dropped: list[Dropped] = field(default_factory=list)
+
+    def answer(self, number: int, fails: int) -> CheckResult:
+        """What check `number` answered, where the first one that fails is `fails` (6: none)."""
+        if number > fails:
+            return result(number, NOT_ASKED)
+        before, left = len(self.left[number - 1]), len(self.left[number])
+        dropped = tuple(d for d in self.dropped if d.check == number)
+        if number < fails:
+            return result(number, YES, left, f"{left} of {before} blocks", dropped)
+        why = "; ".join(f"block {d.block} of {d.pool_id}: {d.why}" for d in dropped)
+        return result(number, NO, left, why or "no block holds these tokens", dropped)
 
 
 def sift(books: Ledger, shadow: Shadow, seq: Sequence, number: int, index: int) -> Sifted:

@@ -192,7 +192,7 @@ import asyncio, threading, time
 from inms_lab import Lab
 from inms_lab.errors import StepInterrupted
 from inms_lab.model.forward import DryModel
-from inms_widgets import PoolView
+from inms_widgets import Dashboard
 
 class Slow(DryModel):
     'Its forward takes a tenth of a second and looks at `cancel`, as a real one does.'
@@ -226,7 +226,7 @@ def kernel() -> Iterator[Kernel]:
 
 
 def test_an_interrupted_cell_leaves_the_lab_usable(kernel: Kernel) -> None:
-    kernel.run("lab = new_lab(Slow); a, b = lab.agent('a'), lab.agent('b'); view = PoolView(lab)")
+    kernel.run("lab = new_lab(Slow); a, b = lab.agent('a'), lab.agent('b'); view = Dashboard(lab)")
     request = kernel.start("results = await lab.run({a: write, b: write})")
     time.sleep(1)
     kernel.manager.interrupt_kernel()
@@ -281,8 +281,8 @@ def test_a_run_completes_without_a_viewer(kernel: Kernel) -> None:
     """vscode-jupyter#17132: a widget that is never rendered must not hold anything up."""
     kernel.run("lab = new_lab(); a = lab.agent('a')")
     assert kernel.value("await lab.run({a: write})") == {"a": kernel.value("len(a.outputs[0])")}
-    kernel.run("view = PoolView(lab); lab.agent('b').read([3] * 40).result()")
-    kernel.run("lab.assert_clean(); assert view.num_failures == 0")
+    kernel.run("view = Dashboard(lab); lab.agent('b').read([3] * 40).result()")
+    kernel.run("lab.assert_clean(); assert view.view.num_failures == 0")
 
 
 def test_running_the_display_cell_again_leaves_one_view(kernel: Kernel) -> None:
@@ -293,17 +293,17 @@ def test_running_the_display_cell_again_leaves_one_view(kernel: Kernel) -> None:
     )
     kernel.run("import ipywidgets; lab = new_lab(); a = lab.agent('a')")
     for _ in range(2):
-        kernel.run("view = PoolView(lab)\nview", cell_id="view")
+        kernel.run("view = Dashboard(lab)\nview", cell_id="view")
     time.sleep(0.3)
     before = kernel.value(counts)
     for _ in range(20):
-        assert kernel.run("view = PoolView(lab)\nview", cell_id="view") == (
-            "live view of a lab's pools"
+        assert kernel.run("view = Dashboard(lab)\nview", cell_id="view") == (
+            "live view of a lab's memory"
         )
     time.sleep(0.3)
     assert kernel.value(counts) == before
     kernel.run("await lab.run({a: write})")
-    assert kernel.value("view.num_updates > 1 and not view.closed")
+    assert kernel.value("view.view.publisher.num_sent > 1 and not view.closed")
     kernel.run("lab.assert_clean()")
 
 

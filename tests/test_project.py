@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "prefix", "ledger", "overlay", "rules"),
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "release", "audit"),
-        *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif"),
+        *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif", "reenact"),
         *("logfile", "logcode", "redact", "history", "vllm_log"),  # reading and writing logs
     },
     "computes": {"rope", "store", "sample", "attention", "model"},
@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
         *(
             "blocks",
             *("text", "pieces", "turn", "output", "pending"),
-            "driver",
+            *("driver", "controls"),
             "agent",
             "group",
             "preload",

@@ -1,5 +1,5 @@
-"""The first live view: snapshots say what the books say, pictures are safe and stable, a view never
-reaches the engine. No browser here (test_browser.py) and no model."""
+"""Snapshots say what the books say; pictures are safe and stable. No browser (test_browser.py) and
+no model."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import json
 import re
 import subprocess
 import sys
-import threading
-import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from itertools import pairwise
-from typing import Any
 from urllib.parse import unquote
 
 import pytest
-from ipywidgets.widgets.widget import _instances
 
 from inms_lab import Lab
 from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.model.forward import DryModel
-from inms_widgets import PoolView, pool_view, show_recorded, snapshot_at, snapshot_of
+from inms_widgets import show_recorded, snapshot_at, snapshot_of
 from inms_widgets.picture import MOST_BLOCKS, render_html, render_live, render_svg
 from inms_widgets.recorded import FILE, from_json, to_json
 from inms_widgets.snapshot import CACHED, FREE, HELD, Block, Snapshot
@@ -95,10 +91,10 @@ def same_as_books(shot: Snapshot, lab: Lab, index: int | None = None) -> None:
 def test_snapshots_at_every_log_index_say_what_the_books_say(lab: Lab) -> None:
     work(lab)
     for index in range(len(lab.log) + 1):
-        same_as_books(snapshot_at(lab.log, index, BYTES_PER_TOKEN), lab, index)
+        same_as_books(snapshot_at(lab.log, index), lab, index)
     now = snapshot_of(lab.engine.ledger, BYTES_PER_TOKEN)
     assert now.held_bytes == 1024 * 16 * sum(pool.num_held for pool in now.pools)
-    assert snapshot_at(lab.log, len(lab.log), BYTES_PER_TOKEN).agents == now.agents
+    assert snapshot_at(lab.log).agents == now.agents
 
 
 def test_a_snapshot_of_three_agents_behind_one_prompt(lab: Lab) -> None:
@@ -120,7 +116,7 @@ def test_blocks_that_were_in_use_stay_in_the_picture(lab: Lab) -> None:
     agent = lab.agent("backend")
     agent.read([1] * 64).result()
     agent.close().result()
-    (_, private) = snapshot_at(lab.log, len(lab.log), BYTES_PER_TOKEN).pools
+    (_, private) = snapshot_at(lab.log).pools
     assert [block.state for block in private.blocks] == [FREE] * 4
 
 
@@ -245,129 +241,6 @@ def test_snapshots_and_recordings_load_without_torch_and_widgets() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-# --- the live view ----------------------------------------------------------------------------
-
-
-def wait_until(true: Any, seconds: float = 5) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_the_view_follows_a_run_and_what_happens_without_a_step(lab: Lab) -> None:
-    view = PoolView(lab)
-    agents = work(lab)
-    wait_until(lambda: view._index == len(lab.log))
-    same_as_books(view.shot, lab)  # type: ignore[arg-type]
-    assert view.value == render_live(view.shot)  # type: ignore[arg-type]
-    before = view.num_updates
-    agents[2].close().result()  # no step is taken for it
-    wait_until(lambda: view.num_updates > before)
-    assert view.shot.agents[2].state == "reclaimed"  # type: ignore[union-attr]
-    view.close()
-
-
-def test_the_latest_state_wins_at_ten_updates_a_second() -> None:
-    lab = dry_lab()
-    view = PoolView(lab)
-    sent = view.num_updates
-    agent = lab.agent("backend")
-    started = time.monotonic()
-    agent.read([1] * 16).result()
-    agent.write(1500).result()
-    seconds = time.monotonic() - started
-    wait_until(lambda: view._index == len(lab.log))
-    assert view.num_updates - sent <= seconds / pool_view.PERIOD + 2
-    assert view.shot.num_steps == lab.engine.ledger.num_steps >= 1500  # type: ignore[union-attr]
-    view.close()
-    lab.assert_clean()
-
-
-def test_a_failing_view_is_counted_shown_and_raised_at_the_end(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    view = PoolView(lab)
-
-    def fail(*_: object) -> str:
-        raise RuntimeError("no ink")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(pool_view, "render_live", fail)
-        work(lab)
-        wait_until(lambda: view.num_failures > 0)
-        assert view._repr_mimebundle_()["text/plain"] == "live view of a lab's pools"
-    lab.agent("late").read([1]).result()
-    wait_until(lambda: "updates of this view that failed" in view.value)
-    assert not lab.programs.failures
-    with pytest.raises(RuntimeError, match="no ink"):
-        lab.assert_clean()
-    view.close()
-
-
-def test_a_failing_hook_of_anybody_does_not_stop_a_run(lab: Lab) -> None:
-    def fail(_: object) -> None:
-        raise RuntimeError("a hook failed")
-
-    with lab.watching(fail):
-        assert lab.agent("backend").read([1] * 20).result() == 20
-    with pytest.raises(RuntimeError, match="a hook failed"):
-        lab.assert_clean()
-
-
-def test_a_closed_lab_keeps_its_last_picture(lab: Lab) -> None:
-    view = PoolView(lab)
-    lab.agent("backend").read([1] * 20).result()
-    wait_until(lambda: view._index == len(lab.log))
-    held = view.shot
-    lab.close()
-    time.sleep(2 * pool_view.PERIOD)
-    assert view.shot is held
-    assert view.refresh() is held
-    assert PoolView(lab).shot.agents[0].state == "reclaimed"  # type: ignore[union-attr]
-
-
-def test_views_leave_nothing_behind(lab: Lab) -> None:
-    PoolView(lab).close()
-    time.sleep(2 * pool_view.PERIOD)
-    widgets, threads = len(_instances), threading.active_count()
-    for _ in range(20):
-        PoolView(lab).close()
-    time.sleep(2 * pool_view.PERIOD)
-    assert len(_instances) == widgets
-    assert threading.active_count() == threads
-    assert len(lab.driver.loop._scheduled) == 0  # type: ignore[attr-defined]
-    assert lab.driver.on_step == []
-
-
-def test_what_a_page_without_a_kernel_gets(lab: Lab) -> None:
-    lab.preload(PROMPT)
-    view = PoolView(lab)
-    first, second = view._repr_mimebundle_(), view._repr_mimebundle_()
-    assert first["text/plain"] == second["text/plain"] == "live view of a lab's pools"
-    assert first["text/html"] == second["text/html"] == render_html(view.shot)  # type: ignore[arg-type]
-    assert "application/vnd.jupyter.widget-view+json" in first
-    view.close()
-
-
-def test_drawing_takes_under_a_twentieth_of_the_time() -> None:
-    """Three agents of 1k tokens in blocks of 16, ten pictures a second."""
-    with dry_lab() as lab:
-        lab.preload([1] * 600)
-        for name in ("architect", "backend", "frontend"):
-            lab.agent(name).read([2] * 400).result()
-        view = PoolView(lab)
-        best = min(_seconds(lambda: lab.driver.call(lambda: view._draw(lab))) for _ in range(20))
-        assert best < pool_view.PERIOD / 20
-        view.close()
-
-
-def _seconds(call: Any) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
 
 
 def test_block_counts_its_holders() -> None:

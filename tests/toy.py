@@ -43,6 +43,9 @@ class ToyStore:
     def open(self, pool_id: str, num_slots: int) -> None:
         self.slots[pool_id] = [None] * num_slots
 
+    def close(self) -> None:
+        self.slots.clear()
+
     def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
         for block in blocks:
             self.slots[pool_id][block * block_size : (block + 1) * block_size] = [None] * block_size

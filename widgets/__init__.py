@@ -9,11 +9,20 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
-    "PoolView": "pool_view",
+    "AgentsView": "view",
+    "BlockMap": "view",
+    "Dashboard": "dashboard",
+    "DecisionStepper": "view",
+    "Settings": "settings",
     "Snapshot": "snapshot",
-    "snapshot_at": "snapshot",
-    "snapshot_of": "snapshot",
+    "Timeline": "view",
+    "View": "view",
+    "contexts_at": "frames",
+    "export_html": "export",
+    "measures_at": "frames",
     "show_recorded": "recorded",
+    "snapshot_at": "frames",
+    "snapshot_of": "snapshot",
 }
 
 

@@ -1,6 +1,6 @@
-"""What a picture of the pools needs, as plain data: a pure function of the books, or of the log.
+"""What a picture of the pools needs, as plain data: a pure function of the books.
 
-Not here: drawing (picture.py), and anything that listens to a running lab (pool_view.py).
+Not here: drawing (picture.py), moments of a log (frames.py), anything that listens to a lab.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from inms_lab.events import Allocated, Copied, Event
 from inms_lab.ledger import Ledger
-from inms_lab.log import Log
 from inms_lab.pool import Pool
 from inms_lab.sequence import Sequence
 from inms_lab.usage import held_bytes, independent_blocks
@@ -89,16 +88,11 @@ def snapshot_of(
         num_steps=books.num_steps,
         pools=tuple(_pool(p, holders, floor.get(name, 0)) for name, p in books.pools.items()),
         agents=tuple(
-            _agent(seq, books, name) for seq, name in zip(agents, _names(agents), strict=True)
+            _agent(seq, books, name) for seq, name in zip(agents, names_of(agents), strict=True)
         ),
         held_bytes=held_bytes(books, bytes_per_token),
         independent_bytes=independent_blocks(books) * size * bytes_per_token,
     )
-
-
-def snapshot_at(log: Log, index: int, bytes_per_token: int) -> Snapshot:
-    """The same at a past moment: when `index` events had happened."""
-    return snapshot_of(log.replay(index), bytes_per_token, blocks_in_use(log.events[:index]))
 
 
 def blocks_in_use(
@@ -121,14 +115,14 @@ def _holders(books: Ledger) -> dict[tuple[str, int], list[str]]:
     """(pool id, block) -> names of its holders, in the order in which they registered."""
     out: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
     everybody = list(books.sequences.values())
-    for seq, name in zip(everybody, _names(everybody), strict=True):
+    for seq, name in zip(everybody, names_of(everybody), strict=True):
         for segment in seq.segments:
             for block in segment.blocks:
                 out[segment.pool_id, block].append(name)
     return out
 
 
-def _names(sequences: Iterable[Sequence]) -> list[str]:
+def names_of(sequences: Iterable[Sequence]) -> list[str]:
     """Names of holders; forks of an agent, which have its name, are told apart."""
     return [f"{s.name} (fork {s.seq_id})" if s.parent_id >= 0 else s.name for s in sequences]
 

@@ -14,6 +14,10 @@ export const SERIES = [
   "index", "step", "held", "cached", "free", "alone", "unused", "holes", "stranded", "hits", "asked",
 ];
 
+// By block: holders; flags; label (a string's number); slots in use, the most over its holders; how
+// often it was handed out (its generation); 1 + index of the last event that touched it.
+const ARRAYS = { refs: Uint16Array, flags: Uint8Array, label: Int32Array, fill: Uint16Array, born: Uint16Array, last: Int32Array };
+
 class Pool {
   constructor(name, tier, tenant, size, count, ceiling) {
     Object.assign(this, { name, tier, tenant, size, count, ceiling });
@@ -22,13 +26,11 @@ class Pool {
     this.room(Math.min(count, 256));
   }
   room(n) { // arrays grow with what is in use, not with what is reserved
-    const grow = (old, Kind) => { const a = new Kind(n); if (old) a.set(old); return a; };
-    this.refs = grow(this.refs, Int32Array);
-    this.flags = grow(this.flags, Uint8Array);
-    this.label = grow(this.label, Int32Array);
-    this.fill = grow(this.fill, Int32Array); // slots in use, the most over its holders
-    this.born = grow(this.born, Int32Array); // how often it was handed out: its generation
-    this.last = grow(this.last, Int32Array); // 1 + index of the last event that touched it
+    for (const [name, Kind] of Object.entries(ARRAYS)) {
+      const to = new Kind(n);
+      if (this[name]) to.set(this[name]);
+      this[name] = to;
+    }
   }
   see(block) {
     if (block < this.high) return;
@@ -73,13 +75,19 @@ class Pool {
     if (!this.refs[block]) return this.flags[block] & CACHED ? "cached" : "free";
     return this.flags[block] & PROMISED ? "pending" : "held";
   }
-  copy() {
+  copy(old) { // `old`: a pool whose arrays may be used again; what touched a block last is not kept
     const to = Object.assign(Object.create(Pool.prototype), this);
-    for (const k of ["refs", "flags", "label", "fill", "born", "last"]) to[k] = this[k].slice(0, this.high);
+    for (const name in ARRAYS) {
+      const from = this[name].subarray(0, this.high);
+      if (name === "last") to.last = old ? old.last.fill(0) : new Int32Array(0);
+      else if (old && old[name].length >= this.high) (to[name] = old[name]).fill(0, this.high).set(from);
+      else to[name] = from.slice();
+    }
+    if (to.last.length < to.refs.length && old !== null) to.last = new Int32Array(to.refs.length);
     to.uneven = new Set(this.uneven);
     return to;
   }
-  bytes() { return 21 * this.high + 100; }
+  bytes() { return 11 * this.high + 100; }
 }
 
 const need = (seg, length) => Math.ceil(length / seg.size);
@@ -92,9 +100,9 @@ export class State {
     this.step = 0; this.index = 0; this.epoch = {}; this.touched = null;
     this.alone = this.hits = this.asked = 0;
   }
-  copy() {
+  copy(old = null) { // null: a keyframe, to be kept; `old`: a state that is thrown away for this one
     const to = Object.assign(Object.create(State.prototype), this);
-    to.pools = new Map([...this.pools].map(([k, p]) => [k, p.copy()]));
+    to.pools = new Map([...this.pools].map(([k, p]) => [k, p.copy(old && old.pools.get(k))]));
     to.seqs = this.seqs.slice(); to.records = new Map(this.records); to.touched = null;
     this.epoch = {}; to.epoch = {}; // from here on both clone a holder before they change it
     return to;
@@ -393,17 +401,17 @@ export class State {
 
 // A log in the browser: everything received so far, keyframes, and the books at the cursor.
 export class Fold {
-  constructor({ budget = 64 << 20, spacing = 4096 } = {}) {
+  constructor({ budget = 96 << 20, spacing = 4096 } = {}) {
     Object.assign(this, { budget, spacing, strings: [], pieces: new Map(), about: {} });
     this.words = new Int32Array(1 << 14); this.used = 0;
     this.offsets = new Int32Array(1 << 12); this.first = 0; this.length = 0;
     this.table = new Int32Array(1 << 12); this.numTokens = 0; this.extra = [];
-    this.decisions = []; this.explained = new Map(); this.errors = {};
+    this.decisions = []; this.firstDecision = 0; this.explained = new Map(); this.errors = {};
     this.end = new State(this.strings);
     this.frames = []; this.frameBytes = 0;
     this.series = []; // rows of SERIES, one a step, thinned when there are very many
     this.thin = 1;
-    this.cursor = null; this.kinds = new Map();
+    this.cursor = null;
   }
   grow(name, need) {
     if (need > this[name].length) {
@@ -413,11 +421,9 @@ export class Fold {
   }
   // Take in a message; false: it does not follow what is here, ask again from `length`.
   push(m) {
-    if (m.keyframe) {
-      if (m.from <= this.length && this.length) return this.push({ ...m, keyframe: null });
-      this.reset(m);
-    }
-    if (m.from > this.length || (m.stringsFrom || 0) > this.strings.length || (m.tokensFrom || 0) > this.numTokens) return false;
+    const known = m.keyframe && m.from <= this.length && this.length > 0; // nothing new in it
+    if ((m.stringsFrom || 0) > this.strings.length || (m.tokensFrom || 0) > this.numTokens) return false;
+    if (m.from > this.length && !m.keyframe) return false;
     Object.assign(this.about, m.about);
     (m.strings || []).forEach((s, i) => { this.strings[m.stringsFrom + i] = s; });
     (m.pieces || []).forEach(([id, bytes]) => this.pieces.set(id, bytes));
@@ -426,7 +432,8 @@ export class Fold {
       this.table.set(m.tokens, m.tokensFrom);
       this.numTokens = Math.max(this.numTokens, m.tokensFrom + m.tokens.length);
     }
-    if (m.keyframe) this.begin(m.keyframe, m.from);
+    if (m.keyframe && !known) this.begin(m.keyframe, m.from);
+    if (m.decisions?.length && !this.decisions.length) this.firstDecision = m.decisions[0].number;
     for (const d of m.decisions || []) this.decisions[d.number] = d;
     for (const e of m.explained || []) this.explained.set(e.number, e);
     Object.assign(this.errors, m.errors);
@@ -435,14 +442,10 @@ export class Fold {
     this.take(m.words.subarray(at));
     return true;
   }
-  reset(m) {
-    const fresh = new Fold({ budget: this.budget, spacing: this.spacing });
-    const { pieces, about } = this;
-    Object.assign(this, fresh, { pieces, about, first: m.from, length: m.from });
-  }
-  begin(words, index) {
+  begin(words, index) { // again, from the books at `index`; the tables stay
+    Object.assign(this, { first: index, length: index, used: 0, frames: [], series: [], thin: 1, cursor: null });
     this.end = new State(this.strings);
-    this.end.index = index; this.end.restore(words, this.extra);
+    this.end.restore(words, this.extra);
     this.end.index = index;
     this.save();
   }
@@ -471,7 +474,7 @@ export class Fold {
   }
   save() {
     const frame = this.end.copy();
-    this.frames.push(frame); this.frameBytes += frame.bytes();
+    this.frames.push(frame); this.frameBytes = sum(this.frames, f => f.bytes());
     while (this.frameBytes > this.budget && this.frames.length > 2) { // every second one, and rarer
       this.frames = this.frames.filter((_, i) => i % 2 === 0);
       this.frameBytes = sum(this.frames, f => f.bytes());
@@ -486,7 +489,7 @@ export class Fold {
     while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (this.frames[mid].index <= index) lo = mid; else hi = mid - 1; }
     const frame = this.frames[lo];
     if (!this.cursor || this.cursor.index > index || this.cursor.index < frame.index) {
-      this.cursor = frame.copy();
+      this.cursor = frame.copy(this.cursor || new State(this.strings));
     }
     for (let i = this.cursor.index; i < index; i++) this.cursor.apply(this.words, this.offsets[i - this.first]);
     return this.cursor;

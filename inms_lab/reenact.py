@@ -1,0 +1,249 @@
+"""The inputs of a log, enacted again under another policy or with another block size. Pure.
+
+Texts go where the other policy places them, sampled tokens are facts, and each holder is planned
+until it has KV for as many tokens as it had in the log. No engine and no tensor is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from inms_lab.completion import Done, completed
+from inms_lab.errors import BadInput
+from inms_lab.events import (
+    Aborted,
+    Allocated,
+    Commanded,
+    Copied,
+    Event,
+    Evicted,
+    PoolOpened,
+    Registered,
+    Released,
+    Shared,
+    Stepped,
+)
+from inms_lab.ledger import ENDS, Ledger
+from inms_lab.log import Log
+from inms_lab.outcome import Chunk, NoRoom, Plan
+from inms_lab.plan import plan_extend
+from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Inms, Place, Policy, by_name
+from inms_lab.release import aborted, forgotten, freed, plan_preempt
+from inms_lab.sequence import Sequence
+
+TABLE = (Shared, Allocated, Copied)  # what a plan to extend does to a table
+ROOM = 1 << 16  # blocks of each pool where the pools are not those of the log
+
+
+def policy_of(log: Log) -> Policy:
+    """The policy that a log was made under."""
+    policy, off = by_name(log.about.get("mode", "inms")), log.about.get("off", ())
+    return policy.without(*off) if isinstance(policy, Inms) and off else policy
+
+
+def sealed_texts(log: Log) -> dict[bytes, tuple[str, str, int]]:
+    """Tier, group and record of the sealed texts that a log tells of by their holders."""
+    prompts = {e.seq_id for e in log.events if isinstance(e, Registered) and e.kind == "prompt"}
+    out = {}
+    for event in log.events:
+        if isinstance(event, (Commanded, Released)):
+            text = log.tokens[event.offset : event.offset + event.length].tobytes()
+            if isinstance(event, Released):
+                out[text] = (GROUP, event.group, event.seq_id)
+            elif event.length and event.seq_id in prompts:
+                out[text] = (GLOBAL, "", -1)
+    return out
+
+
+class Reenactment:
+    """`books` after the inputs of a log, in another mode or with another block size.
+
+    In another mode or size, text that was edited into the middle of a sealed one is computed anew.
+    """
+
+    def __init__(
+        self, log: Log, mode: str | Policy | None = None, block_size: int | None = None
+    ) -> None:
+        if log.first or log.snapshot:
+            raise BadInput("this log begins with a snapshot: the inputs before it are gone")
+        self.log, self.was = log, policy_of(log)
+        self.policy = by_name(mode) if isinstance(mode, str) else mode or self.was
+        opened = [e for e in log.events if isinstance(e, PoolOpened)]
+        size = opened[0].block_size if opened and block_size is None else block_size or 0
+        if size < 1:
+            raise BadInput(f"a block holds at least one token, not {size}")
+        self.exact = self.policy == self.was and all(e.block_size == size for e in opened)
+        self.real, self.books = Ledger(log.tokens), Ledger(log.tokens)
+        self.instead: tuple[int, str] | None = None  # the text of this event has another tier
+        self.at = 0
+        self._moved = -1  # the holder whose text that is
+        # whose tables changed since the last step; whether a block that was begun is written on
+        self._touched: dict[int, bool] = {}
+        self._through: dict[int, tuple[str, int]] = {}  # the block that a holder's cut went through
+        self._sealed = {} if self.was.name == "inms" else sealed_texts(log)
+        named = {n for e in log.events if isinstance(e, Registered) for n in e.clearance}
+        self.groups = tuple(sorted(n[6:] for n in named if n.startswith("group:")))
+        for pool_id, tier, label in () if self.exact else self.policy.pools(self.groups):
+            self.books.apply(PoolOpened(pool_id, tier, "default", size, ROOM, label))
+
+    def move(self, at: int) -> None:
+        """Re-enact the log up to index `at`, with what was being written then."""
+        for index in range(self.at, at):
+            event = self.log.events[index]
+            boundary = isinstance(event, (Commanded, Registered, Aborted))
+            if boundary or (self.exact and isinstance(event, Stepped)):
+                self._fly()  # a step that mounts only leaves no `Stepped`; others plan, then write
+            if isinstance(event, Aborted):
+                self._apply(aborted(self.books, None, event.cause))
+                self._touched.clear()
+            self.real.apply(event)
+            self._enact(index, event)
+        self.at = at
+        self._fly()
+
+    def _enact(self, index: int, event: Event) -> None:
+        if isinstance(event, PoolOpened):
+            self._apply((event,) if self.exact else ())
+        elif isinstance(event, Registered):
+            self._register(event)
+        elif isinstance(event, Released):
+            self._apply((event,))
+        elif isinstance(event, Commanded):
+            seq = self.books.sequences[event.seq_id]
+            if seq.kind == "agent" or self.policy.encodes_prompts or event.verb in ENDS:
+                self._apply(self._command(index, replace(event, number=seq.number + 1), seq))
+        elif isinstance(event, Copied) and event.src_pool != event.pool_id:
+            self._edit(event)
+        elif isinstance(event, TABLE) and getattr(event, "cause", "hit") == "hit":
+            begun = self._touched.get(event.seq_id) or isinstance(event, Copied)
+            self._touched[event.seq_id] = begun
+        elif isinstance(event, Evicted) and event.cause == "overwritten":
+            self._touched[_owner(self.real, event)] = True
+        elif isinstance(event, Stepped):
+            self._step(event)
+
+    def _apply(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.books.apply(event)
+
+    def _register(self, event: Registered) -> None:
+        self._apply((replace(event, off=tuple(sorted(self.policy.off))),))
+        parent = self.books.sequences[event.parent_id] if event.parent_id >= 0 else None
+        for number, s in enumerate(parent.segments if parent else ()):
+            if s.blocks:
+                where = (event.seq_id, number, s.pool_id, tuple(s.blocks), s.computed, "fork")
+                self._apply((Shared(*where),))
+
+    def _command(self, index: int, e: Commanded, seq: Sequence) -> tuple[Event, ...]:
+        if e.verb in ENDS:
+            forgets = self.policy.forgets_private
+            left = forgotten(self.books, seq) if forgets else ()
+            return (e, *left, *freed(seq, 0, e.verb, forgets))
+        if e.verb == "rollback":
+            cut = next(
+                (s for s in seq.segments if e.count < s.first_position + len(s.tokens)), None
+            )
+            if cut and e.count - cut.first_position < cut.computed:
+                block = cut.blocks[(e.count - cut.first_position) // cut.block_size]
+                self._through[seq.seq_id] = (cut.pool_id, block)
+            return (e, *freed(seq, e.count, "rolled back"))
+        if e.verb in ("append", "write"):
+            place = self._place(index, e, seq)
+            e = replace(e, pool_id=place.pool_id, tier=place.tier, indexed=place.indexed)
+            e = replace(e, label=tuple(sorted(place.label)))
+        return (e,)
+
+    def _place(self, index: int, e: Commanded, seq: Sequence) -> Place:
+        if self.instead and self.instead[0] == index:
+            self._moved = seq.seq_id
+            tier, _, name = self.instead[1].partition(":")
+            return self.policy.place(tier, seq.name, name, seq.label())
+        if self.policy == self.was and seq.seq_id != self._moved:
+            return Place(e.pool_id, e.tier, frozenset(e.label), e.indexed)
+        groups = [n for n in e.label if n.startswith("group:") and n not in seq.label()]
+        tier, name, record = e.tier, "".join(groups[:1]).removeprefix("group:"), -1
+        if self.was.name != "inms":
+            tier, name, record = self._said(e, seq)
+        held = self.books.sequences[record].segments if record >= 0 else []
+        if record not in (-1, seq.seq_id) and not (held and held[-1].root == seq.end()):
+            tier = PRIVATE  # encoded behind another context, or gone
+        return self.policy.place(tier, seq.name, name, seq.label())
+
+    def _said(self, e: Commanded, seq: Sequence) -> tuple[str, str, int]:
+        """Tier, group and record of a text whose placement does not tell."""
+        text = self.log.tokens[e.offset : e.offset + e.length].tobytes()
+        if not e.seal or self.policy.name != "inms":
+            return PRIVATE, "", -1
+        if self.was.name != "global" or (seq.kind == "record" and text not in self._sealed):
+            raise BadInput(
+                f"a log of mode {self.was.name} does not tell which sealed texts were global or a "
+                "group's: begin with a log of mode inms"
+            )
+        return self._sealed.get(text, (PRIVATE, "", -1))
+
+    def _edit(self, e: Copied) -> None:
+        """The copy that an edit of sealed text begins with."""
+        source = self._through.get(e.seq_id) if self.exact and e.seq_id != self._moved else None
+        free = self.books.pools[e.pool_id].next_free(1) if source else ()
+        if source and free:
+            self._apply((replace(e, src_pool=source[0], src=source[1], dst=free[0]),))
+
+    def _step(self, event: Stepped) -> None:
+        for seq_id in dict.fromkeys((*(item[0] for item in event.items), *self._touched)):
+            self._catch_up(seq_id, self.real.sequences[seq_id].num_computed, write=True)
+        self._touched.clear()
+        offset = event.offset
+        for seq_id, _, num_sampled, over in event.items:
+            if num_sampled or over:
+                item = (seq_id, 0, num_sampled, over)
+                self._apply((Stepped(self.books.num_steps + 1, offset, (item,)),))
+            offset += num_sampled
+
+    def _fly(self) -> None:
+        for seq_id, begun in self._touched.items():
+            seq = self.real.sequences[seq_id]
+            self._catch_up(seq_id, seq.num_computed, write=True)
+            self._catch_up(seq_id, max(_reach(seq), seq.num_computed + begun), write=False)
+
+    def _catch_up(self, seq_id: int, target: int, write: bool) -> None:
+        """Plan a holder until it has KV for `target` tokens, or blocks for it."""
+        seq = self.books.sequences[seq_id]
+        flying = _reach(seq)
+        if flying > seq.num_computed:
+            if not write or seq.num_computed >= target:
+                return
+            self._write(Chunk(seq_id, seq.num_computed, flying))
+        while seq.is_live and seq.num_computed < target:
+            mounts = plan_extend(self.books, self.at, seq_id, 0)
+            self._apply(mounts.events if isinstance(mounts, Plan) else ())
+            missing = target - seq.num_computed
+            plan = plan_extend(self.books, self.at, seq_id, missing) if missing > 0 else None
+            if isinstance(plan, NoRoom):
+                gives = plan_preempt(self.books, self.at, seq_id, plan.pool_id, force=True)
+                if gives is None:
+                    return
+                self._apply(gives.events)
+                continue
+            if not isinstance(plan, Plan):
+                return
+            self._apply(plan.events)
+            if not write or plan.chunk is None or plan.chunk.recompute:
+                return
+            self._write(plan.chunk)
+
+    def _write(self, chunk: Chunk) -> None:
+        self._apply(completed(self.books, 0, [Done(chunk, 0, False)]))
+
+
+def _reach(seq: Sequence) -> int:
+    """Tokens that will have their KV once what is in flight is written."""
+    flying = (s.first_position + s.length for s in seq.segments if s.length > s.computed)
+    return max((seq.num_computed, *flying))
+
+
+def _owner(books: Ledger, event: Evicted) -> int:
+    """Who alone holds the block that is overwritten."""
+    tables = ((seq.seq_id, s) for seq in books.holders() for s in seq.segments)
+    block = event.blocks[0]
+    return next(i for i, s in tables if s.pool_id == event.pool_id and block in s.blocks)

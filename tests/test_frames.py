@@ -1,0 +1,159 @@
+"""Frames of a log equal what the live engine had at that moment; no widget library is loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from test_ledger import Player
+from test_widgets import dry_lab, work
+
+from inms_lab import Lab
+from inms_lab.events import Commanded, Copied, Evicted
+from inms_lab.usage import bill
+from inms_widgets import contexts_at, measures_at, snapshot_at, snapshot_of
+from inms_widgets.frames import MASK, decision_at, marks, series
+from inms_widgets.measures import slots_used
+from inms_widgets.snapshot import HELD
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with dry_lab() as lab:
+        yield lab
+
+
+def live(lab: Lab) -> dict[str, Any]:
+    """What the engine itself says right now, read off its own objects."""
+    books = lab.engine.ledger
+    return {
+        "shot": snapshot_of(books, lab.log.about["bytes_per_token"]),
+        "refs": {name: dict(pool.refs) for name, pool in books.pools.items()},
+        "free": sum(len(pool.free) for pool in books.pools.values()),
+        "cached": sum(len(pool.cached) for pool in books.pools.values()),
+        "tokens": {s.seq_id: list(s.tokens()) for s in books.sequences.values()},
+        "tables": {
+            s.seq_id: [(x.pool_id, b) for x in s.segments for b in x.blocks]
+            for s in books.sequences.values()
+        },
+        "computed": {s.seq_id: s.num_computed for s in books.sequences.values()},
+        "states": {s.seq_id: s.state for s in books.sequences.values()},
+        "unused": sum(p.num_held * p.block_size for p in books.pools.values())
+        - sum(slots_used(books).values()),
+    }
+
+
+def test_frames_at_each_step_say_what_the_engine_had_then(lab: Lab) -> None:
+    moments: dict[int, dict[str, Any]] = {}
+    with lab.watching(lambda _: moments.__setitem__(len(lab.log), live(lab))):
+        work(lab)
+    moments[len(lab.log)] = live(lab)
+    assert len(moments) > 20
+    for index, then in moments.items():
+        shot = snapshot_at(lab.log, index)
+        refs = {
+            p.pool_id: {b.number: b.refs for b in p.blocks if b.state == HELD} for p in shot.pools
+        }
+        assert refs == then["refs"]
+        assert (shot.agents, shot.held_bytes) == (then["shot"].agents, then["shot"].held_bytes)
+        numbers = measures_at(lab.log, index)
+        assert (numbers.free, numbers.cached) == (then["free"], then["cached"])
+        assert numbers.held == sum(map(len, then["refs"].values()))
+        assert numbers.unused == then["unused"]
+        for context in contexts_at(lab.log, index):
+            tokens = then["tokens"][context.seq_id]
+            assert context.num_tokens == len(tokens)
+            assert context.state == then["states"][context.seq_id]
+            assert "".join(span.text for span in context.spans) == "".join(f"{t} " for t in tokens)
+            table = [(s.pool_id, s.block) for s in context.spans if s.block >= 0]
+            assert table == then["tables"][context.seq_id]
+            assert sum(s.written for s in context.spans) == then["computed"][context.seq_id]
+            for span in context.spans:
+                assert span.refs == then["refs"][span.pool_id].get(span.block, 0)
+
+
+def test_the_bill_and_the_frames_count_the_same(lab: Lab) -> None:
+    work(lab)
+    numbers, money = measures_at(lab.log), lab.driver.call(lambda: bill(lab))
+    assert numbers.unused == money.wasted_slots
+    assert money.saved == pytest.approx(1 - numbers.held / numbers.alone)
+
+
+def test_a_series_has_one_row_a_step_and_each_equals_its_moment() -> None:
+    player = Player("inms", 5)
+    for _ in player.play(150):
+        pass
+    log = player.toy.log
+    rows = series(log)
+    assert [row.step for row in rows] == list(range(1, player.toy.ledger.num_steps + 1))
+    for row in rows[:: max(1, len(rows) // 15)]:
+        assert row == measures_at(log, row.index)
+    assert rows[-1].asked >= rows[-1].hits > 0
+
+
+def test_marks_name_what_happened_up_to_the_cursor() -> None:
+    player = Player("inms", 7)
+    for _ in player.play(300):
+        pass
+    log = player.toy.log
+    found = marks(log)
+    for kind, wanted in (("copy", Copied), ("evict", Evicted)):
+        places = [i for i, event in enumerate(log.events) if isinstance(event, wanted)]
+        assert [mark.index for mark in found if mark.kind == kind] == places
+    fails = [i for i, e in enumerate(log.events) if isinstance(e, Commanded) and e.verb == "fail"]
+    assert [mark.index for mark in found if mark.kind == "fail"] == fails
+    no = [d.at for d in log.decisions if d.outcome in ("refused", "no room")]
+    assert [mark.index for mark in found if mark.kind == "refuse"] == no
+    half = len(log) // 2
+    assert marks(log, half) == [mark for mark in found if mark.index < half]
+
+
+def test_an_agent_that_failed_shows_its_traceback(lab: Lab) -> None:
+    async def program(me: Any) -> None:
+        me.read([1] * 20)
+        raise KeyError("a tool broke")
+
+    agent = lab.agent("backend")
+    lab.start({agent: program})
+    lab.run_to(None)
+    (context,) = contexts_at(lab.log)
+    assert context.state == "reclaimed"
+    assert "KeyError: 'a tool broke'" in context.error
+    assert "in program" in context.error
+    lab.programs.failures.clear()
+
+
+def test_a_redacted_log_shows_masks_for_private_text(lab: Lab) -> None:
+    from inms_lab.redact import redacted
+
+    work(lab)
+    masked = redacted(lab.log)
+    for before, after in zip(contexts_at(lab.log), contexts_at(masked), strict=True):
+        for mine, theirs in zip(before.spans, after.spans, strict=True):
+            assert (mine.block, mine.refs, mine.stop) == (theirs.block, theirs.refs, theirs.stop)
+            if mine.tier == "private":  # of it the team's record alone (7) may be read
+                assert set(theirs.text) <= {MASK, "7", " "}
+            else:
+                assert theirs.text == mine.text
+    text = "".join(span.text for context in contexts_at(masked) for span in context.spans)
+    assert MASK in text
+
+
+def test_a_decision_frame_has_the_seven_checks(lab: Lab) -> None:
+    work(lab)
+    for number in range(len(lab.log.decisions)):
+        for part in decision_at(lab.log, number).parts:
+            assert [check.number for check in part.checks] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_frames_load_no_widget_library() -> None:
+    code = (
+        "import sys, inms_widgets.frames, inms_widgets.feed, inms_widgets.wire\n"
+        "loaded = {'torch', 'transformers', 'ipywidgets', 'anywidget'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,348 @@
+"""Masked logs: the books are the same to the event, and nothing of a private text is left.
+
+The logs come of the random operations of test_ledger.py on a toy engine, with words that only
+private texts use, so that a single one in a file is found.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+import re
+from array import array
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_ledger import Player
+from toy import Toy
+
+from inms_lab.errors import BadInput, error_type
+from inms_lab.events import Allocated, Commanded, Published, Registered, Released
+from inms_lab.ledger import Ledger
+from inms_lab.log import Log
+from inms_lab.logfile import MASKED, load
+from inms_lab.policy import MODES, Inms
+from inms_lab.redact import NOWHERE, redacted
+
+PUBLIC = range(5)
+PRIVATE = (31337, 32448, 33559, 34671, 35782)
+OTHER = (50021, 41233, 40123, 55555, 47381)
+
+
+class Spy(Player):
+    """Random operations in which only prompts and records use public words."""
+
+    def __init__(self, mode: str, seed: int, words: Any, vocab: int) -> None:
+        self.words = words
+        super().__init__(mode, seed)
+        model = self.toy.model
+        model.vocab_size = vocab
+        model.next_token = lambda state: vocab // 2 + state * 0x9E37 % (vocab // 2)  # type: ignore[method-assign]
+
+    def text(self, most: int = 9) -> list[int]:
+        return [self.words[token] for token in super().text(most)]
+
+    def new_prompt(self) -> None:
+        self._publicly(super().new_prompt)
+
+    def new_record(self) -> None:
+        self._publicly(super().new_record)
+
+    def _publicly(self, act: Any) -> None:
+        words, self.words = self.words, PUBLIC
+        act()
+        self.words = words
+
+
+@cache
+def _spied(mode: str, seed: int, words: tuple[int, ...], vocab: int) -> Log:
+    player = Spy(mode, seed, words, vocab)
+    for _ in player.play(250):
+        pass
+    return player.toy.log
+
+
+def spied(mode: str, seed: int, words: tuple[int, ...] = PRIVATE, vocab: int = 60_000) -> Log:
+    """The log of a run; nobody else has it."""
+    log = _spied(mode, seed, words, vocab).copy()
+    log.durations.clear()  # two runs never take the same time
+    log.piece = lambda token: b"piece %d" % token
+    return log
+
+
+def bare(books: Ledger) -> dict[str, Any]:
+    """The books without what texts say: blocks instead of keys, lengths instead of tokens."""
+    state = books.snapshot()
+    for pool in state["pools"].values():
+        pool["keys"] = [block for block, _ in pool["keys"]]
+        pool["tokens"] = [(block, len(tokens)) for block, tokens in pool["tokens"]]
+        pool["index"] = [blocks for _, blocks in pool["index"]]
+        pool["pending"] = [block for _, block in pool["pending"]]
+        pool["promised"] = [block for block, _ in pool["promised"]]
+    for seq in state["sequences"].values():
+        for segment in seq["segments"]:
+            segment["tokens"] = len(segment["tokens"])
+            del segment["root"]
+    return state
+
+
+def keys_of(log: Log) -> set[bytes]:
+    found: set[bytes] = set()
+    for event in log.events:
+        found.update(getattr(event, "keys", ()))
+    for pool in (log.snapshot or {"pools": {}})["pools"].values():
+        found.update(key for key, _ in (*pool["index"], *pool["pending"]))
+    return found - {b""}
+
+
+def public_keys(log: Log) -> set[bytes]:
+    """Keys of what sealed prompts and records put into their blocks."""
+    sealed = {e.seq_id for e in log.events if isinstance(e, Registered) and e.kind != "agent"}
+    made = [e for e in log.events if isinstance(e, Allocated | Published) and e.seq_id in sealed]
+    return {key for event in made for key in event.keys}
+
+
+def private_words(log: Log) -> set[int]:
+    words, snapshot = {*log.tokens}, log.snapshot or {"sequences": {}, "pools": {}}
+    for seq in snapshot["sequences"].values():
+        words.update(*(segment["tokens"] for segment in seq["segments"]))
+    for pool in snapshot["pools"].values():
+        words.update(*(array("i", tokens) for _, tokens in pool["tokens"]))
+    return words - {*PUBLIC}
+
+
+def assert_silent(log: Log, path: Path, redact: str = "private") -> None:
+    """Neither a private word nor a key of a private text stands in the saved file."""
+    log.save(path, redact=redact)
+    text = gzip.decompress(path.read_bytes()).decode()
+    numbers = {int(number) for number in re.findall(r"(?<![0-9a-f])\d+(?![0-9a-f])", text)}
+    assert private_words(log)
+    assert not private_words(log) & numbers
+    hexes = set(re.findall(r'"([0-9a-f]+)"', text))
+    secret = keys_of(log) - (public_keys(log) if redact == "private" else set())
+    assert not {key.hex() for key in secret} & hexes
+
+
+def assert_same_books(log: Log, masked: Log, rng: random.Random) -> None:
+    """Event by event, but for what the texts say."""
+    assert (masked.first, len(masked)) == (log.first, len(log))
+    first = Ledger.replay(log.snapshot, (), log.tokens)
+    second = Ledger.replay(masked.snapshot, (), masked.tokens)
+    assert bare(first) == bare(second)
+    for mine, theirs in zip(log.events, masked.events, strict=True):
+        assert type(mine) is type(theirs)
+        first.apply(mine)
+        second.apply(theirs)
+        if rng.random() < 0.1:
+            assert bare(first) == bare(second)
+    assert bare(first) == bare(second)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(8))
+def test_the_books_are_the_same_and_private_text_is_gone(
+    tmp_path: Path, mode: str, seed: int
+) -> None:
+    log = spied(mode, seed)
+    assert_silent(log, tmp_path / "a")
+    assert_silent(log, tmp_path / "b", redact="all")
+    for name in "ab":
+        assert_same_books(log, load(tmp_path / name), random.Random(seed))
+    assert max(load(tmp_path / "b").tokens) < 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("redact", ["private", "all"])
+@pytest.mark.parametrize("seed", range(5))
+def test_logs_that_differ_in_private_text_alone_give_one_file(
+    tmp_path: Path, mode: str, redact: str, seed: int
+) -> None:
+    one, two = spied(mode, seed), spied(mode, seed, words=OTHER, vocab=59_998)
+    assert one.tokens != two.tokens
+    one.save(tmp_path / "one", redact=redact)
+    two.save(tmp_path / "two", redact=redact)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+    half = len(one) // 2
+    try:
+        for log, name in ((one, "one"), (two, "two")):
+            log.forget(half)
+            log.save(tmp_path / name, redact=redact)
+    except BadInput:
+        with pytest.raises(BadInput, match="cannot be masked"):
+            two.save(tmp_path / "two", redact=redact)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_log_that_begins_with_a_snapshot_is_masked_too_or_refused(
+    tmp_path: Path, mode: str
+) -> None:
+    outcomes = Counter[str]()
+    for seed in range(12):
+        log, rng = spied(mode, seed), random.Random(seed)
+        known = public_keys(log)
+        for at in sorted(rng.sample(range(1, len(log)), 3)):
+            log.forget(at)
+            try:
+                masked = redacted(log)
+            except BadInput as error:
+                outcomes[str(error)] += 1
+                continue
+            outcomes["masked"] += 1
+            assert_same_books(log, masked, rng)
+            assert not (keys_of(log) & keys_of(masked)) - known
+            assert not private_words(log) & private_words(masked)
+            masked.save(tmp_path / "a")
+            assert bare(load(tmp_path / "a").replay()) == bare(log.replay())
+    assert outcomes["masked"] >= 30, outcomes
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mask_stands_for_a_whole_context_and_for_nothing_else(mode: str, seed: int) -> None:
+    log = spied(mode, seed)
+    masked, shown, meaning = redacted(log), {}, {}
+    books, theirs = log.replay(), masked.replay()
+    for seq_id, seq in books.sequences.items():
+        tokens = tuple(seq.tokens())
+        for index, word in enumerate(theirs.sequences[seq_id].tokens()):
+            context = (seq.namespace, tokens[: index + 1])
+            assert shown.setdefault(context, word) == word, "one context, two masks"
+            if word < 0:
+                assert meaning.setdefault(word, context) == context, "one mask, two contexts"
+            else:
+                assert word == tokens[index]
+    assert meaning
+
+
+def test_public_text_can_still_be_read() -> None:
+    kinds = Counter[str]()
+    for seed in range(6):
+        log = spied("inms", seed)
+        masked = redacted(log)
+        books, theirs = log.replay(), masked.replay()
+        for seq_id, seq in books.sequences.items():
+            same = theirs.sequences[seq_id].tokens() == seq.tokens()
+            kinds[seq.kind, same and seq.num_tokens > 0] += 1
+        for mine, other in zip(log.events, masked.events, strict=True):
+            if isinstance(mine, Released) and isinstance(other, Released):
+                place, there = slice(mine.offset, mine.offset + mine.length), other.offset
+                assert log.tokens[place] == masked.tokens[there : there + other.length]
+    assert kinds["prompt", True]
+    assert kinds["record", True]
+    assert kinds["agent", False] > kinds["agent", True]
+
+
+def story() -> tuple[Toy, Log]:
+    """A prompt, a released record, an agent that read both and says more."""
+    toy = Toy()
+    toy.prompt([1, 1, 1, 1, 2])
+    toy.record("team", [3, 3, 3], behind=([1, 1, 1, 1, 2],))
+    agent = toy.agent("a")
+    toy.do(agent, "append", [1, 1, 1, 1, 2], tier="global", seal=True)
+    toy.do(agent, "append", [4, 2, 4, 2, 4])
+    return toy, toy.log
+
+
+def test_a_small_story_to_the_token() -> None:
+    toy, log = story()
+    private, everything = redacted(log).replay(), redacted(log, ()).replay()
+    assert [*private.sequences[0].tokens()] == [1, 1, 1, 1, 2]
+    assert [*private.sequences[1].tokens()] == [1, 1, 1, 1, 2, 3, 3, 3]
+    assert [*private.sequences[2].tokens()] == [1, 1, 1, 1, 2, -10, -11, -12, -13, -14]
+    assert [*everything.sequences[2].tokens()] == [-2, -3, -4, -5, -6, -10, -11, -12, -13, -14]
+    sealed = toy.ledger.sequences[0].segments[0].key(0)
+    assert private.sequences[0].segments[0].key(0) == sealed, "a digest of public text"
+    assert everything.sequences[0].segments[0].key(0) != sealed
+    only = redacted(log, ("prompt",))
+    assert [*only.replay().sequences[1].tokens()] == [1, 1, 1, 1, 2, -7, -8, -9]
+
+
+def test_a_released_text_that_nobody_read_is_of_unknown_context() -> None:
+    toy = Toy()
+    seq_id = toy.engine.register("record", "r", frozenset({"group:team"}))
+    toy.cache.record(Released(seq_id, "author", "team", *toy.log.add_tokens([3, 4])))
+    assert [*redacted(toy.log, ()).tokens] == [NOWHERE, NOWHERE]
+    assert [*redacted(toy.log).tokens] == [3, 4]
+
+
+def test_tokens_that_no_event_names_are_left_out() -> None:
+    _, log = story()
+    log.add_tokens([4, 4, 4, 4])
+    assert redacted(log).tokens == redacted(story()[1]).tokens
+
+
+def test_only_words_that_can_be_read_have_pieces(tmp_path: Path) -> None:
+    _, log = story()
+    log.piece = [b"word %d" % token for token in range(6)].__getitem__  # a mask has none
+    log.save(tmp_path / "a", redact="private")
+    piece = load(tmp_path / "a").piece
+    assert piece
+    assert piece(-10) == MASKED
+    assert [piece(token) for token in range(5)] == [b"?", b"word 1", b"word 2", b"word 3", b"?"]
+    log.save(tmp_path / "a", redact="all")
+    piece = load(tmp_path / "a").piece
+    assert piece
+    assert {piece(token) for token in range(5)} == {b"?"}
+
+
+def test_errors_keep_their_type_only(tmp_path: Path) -> None:
+    toy, log = story()
+    toy.engine.end(2, "fail", "KeyError: 'my password'")
+    log.errors[2] = "Traceback (most recent call last):\n  in f\nKeyError: 'my password'\n"
+    log.save(tmp_path / "a", redact="private")
+    assert b"password" not in gzip.decompress((tmp_path / "a").read_bytes())
+    masked = load(tmp_path / "a")
+    assert masked.errors == {2: "KeyError"}
+    causes = [e.cause for e in masked.events if isinstance(e, Commanded) and e.verb == "fail"]
+    assert causes == ["KeyError"]
+    assert "password" in log.errors[2], "the log itself is as it was"
+
+
+@pytest.mark.parametrize(
+    ("told", "kind"),
+    [
+        ("ValueError: a: b", "ValueError"),
+        ("KeyboardInterrupt", "KeyboardInterrupt"),
+        ("inms_lab.errors.PoolExhausted: no room", "PoolExhausted"),
+        ("BadInput: \u00e9\nTypeError: second line of a message", "BadInput"),
+        ("Traceback (most recent call last):\n  a\n    b\nOSError: x\nKeyError: y", "OSError"),
+        ("Traceback (most recent call last):\n  a\nhttpx.Secret: x", "error"),
+        ("the secret plan: attack", "error"),
+        ("secret: attack", "error"),
+        ("print: attack", "error"),
+        ("re: attack", "error"),
+        ("", "error"),
+    ],
+)
+def test_the_type_of_an_error(told: str, kind: str) -> None:
+    assert error_type(told) == kind
+
+
+def test_what_cannot_be_masked_soundly_is_refused(tmp_path: Path) -> None:
+    inms = MODES["inms"]
+    assert isinstance(inms, Inms)
+    toy = Toy(inms.without("position"))
+    toy.do(toy.agent("a"), "append", [1, 2, 3])
+    with pytest.raises(BadInput, match="check of positions"):
+        toy.log.save(tmp_path / "a", redact="private")
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(BadInput, match="prompt or released"):
+        redacted(toy.log, ("private",))
+
+
+@pytest.mark.parametrize("off", ["label", "tokens", "pending"])
+def test_lessons_without_other_checks_are_masked(off: str) -> None:
+    inms = MODES["inms"]
+    assert isinstance(inms, Inms)
+    toy = Toy(inms.without(off), compare=False)
+    for name in "ab":
+        agent = toy.agent(name)
+        toy.do(agent, "append", [1, 2, 3, 4, 0, 1, 2, 3])
+        toy.do(agent, "write", [], count=3)
+    masked = redacted(toy.log)
+    assert_same_books(toy.log, masked, random.Random(0))
+    assert max(masked.tokens) < 0

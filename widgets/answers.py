@@ -1,0 +1,60 @@
+"""What a view asks about one decision: its explanation, the code of its checks, a what-if. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inms_lab.errors import BadInput
+from inms_lab.explain import Explainer, as_json, source_of
+from inms_lab.log import Log
+from inms_lab.outcome import Decided
+from inms_lab.whatif import what_if
+
+NUM_CHECKS = 7
+
+
+class Answers:
+    """Answers about one log. The explainer moves along with it, so questions in order are cheap."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._explainer: Explainer | None = None
+
+    def answer(self, message: dict[str, Any]) -> Any:
+        """The answer to a view's question, as plain data; `BadInput` for what is no question."""
+        what = message.get("what")
+        if what == "explain":
+            return self.explain(self.decision(message.get("number")), int(message["number"]))
+        if what == "source":
+            return source_of(int(message.get("check", 0)))
+        if what == "whatif":
+            size = message.get("block_size")
+            comparison = what_if(
+                self.log,
+                self.decision(message.get("number")),
+                mode=message.get("mode") or None,
+                block_size=int(size) if size else None,
+                tier=message.get("tier") or None,
+            )
+            return as_json(comparison)
+        raise BadInput(f"nothing is known about {what!r}")
+
+    def decision(self, number: object) -> Decided:
+        """The decision with this number."""
+        found = self.log.decisions_since(number, 1) if isinstance(number, int) else []
+        if not found or found[0][0] != number:
+            last = self.log.first_decision + len(self.log.decisions) - 1
+            raise BadInput(
+                f"the log holds the decisions {self.log.first_decision} to {last}, not {number}"
+            )
+        return found[0][1]
+
+    def explain(self, decided: Decided, number: int) -> dict[str, Any]:
+        """A decision's explanation, with its number."""
+        if self._explainer is None:
+            self._explainer = Explainer(self.log)
+        return {"number": number, **as_json(self._explainer.next(decided))}
+
+    def sources(self) -> dict[int, Any]:
+        """The code of all checks."""
+        return {number: source_of(number) for number in range(1, NUM_CHECKS + 1)}

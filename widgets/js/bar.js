@@ -1,0 +1,83 @@
+// The transport of the picture (what is shown) and the controls of the lab (what happens).
+import { RATES, el } from "./hub.js";
+
+export const BAR_GLYPHS = { copy: "◆", share: "●", evict: "▲", refuse: "✕", fail: "‼", free: "○", release: "★" };
+// A part's own strings, and numbers as they are written in the language of the view.
+export const barWords = (hub, part) => [(key, ...args) => hub.t(`${part}_${key}`, ...args), n => n.toLocaleString(hub.lang)];
+export const barSet = (node, text) => { if (node.textContent !== text) node.textContent = text; };
+// `words` are what stands on it and what it does: "text\ntitle".
+export const barLabel = (node, words) => {
+  const [text, title = text] = words.split("\n");
+  if (node.tagName === "BUTTON") barSet(node, text); else node.placeholder = text;
+  return Object.assign(node, { title, ariaLabel: title });
+};
+export const barButton = (words, onclick) => barLabel(el("button", { type: "button", onclick }), words);
+
+export function bar(root, hub) {
+  const { fold } = hub, [t, n] = barWords(hub, "bar");
+  const span = name => el("span", { class: `inms-bar-${name}` });
+  const button = (key, act) => barButton(t(key), act);
+  const group = (key, ...nodes) => el("div", { class: `inms-bar-${key}`, role: "group", "aria-label": t(key) }, el("b", {}, t(key)), ...nodes);
+  const choice = (key, values, text, pick) => barLabel(
+    el("select", { onchange: e => pick(e.target.value) }, ...values.map(v => el("option", { value: v }, text(v)))), t(key));
+  let timer, off;
+  const note = text => {
+    barSet(said, text); hub.say(text);
+    clearTimeout(timer); timer = setTimeout(() => barSet(said, ""), 5000);
+  };
+  const badge = span("badge"), where = el("strong"), what = span("dim"), dropped = span("dropped"), said = span("said");
+  const turn = (mode, modes = [mode]) => () => hub.setMode(modes.includes(hub.mode) ? "paused" : mode);
+  const moving = ["play", "loop"], play = button("play", turn("play", moving));
+  const follow = button("follow", turn("follow")), loop = button("loop", turn("loop"));
+  const rate = choice("rate", RATES, r => t("a_second", n(r)), r => { hub.rate = +r; });
+  rate.value = hub.rate;
+  const go = barLabel(el("input", { type: "number", onkeydown: event => {
+    if (event.key !== "Enter" || !go.value) return;
+    hub.seek(+go.value);
+    const at = n(hub.cursor);
+    note(hub.cursor === +go.value ? t("now", at) : t("clamped", go.value, n(fold.first), n(fold.length), at));
+    go.value = "";
+  } }), t("go"));
+  const jump = (kind, way, key) => button("", () => hub.jump(kind, way) || note(t(`no_${key}`, t(kind))));
+  const jumps = ["copy", "share", "evict", "refuse", "fail"].map(kind => el("span", { class: `inms-bar-pill inms-bar-${kind}` },
+    barLabel(jump(kind, -1, "previous"), t("previous", t(kind))), `${BAR_GLYPHS[kind]} ${t(kind)}`, barLabel(jump(kind, 1, "next"), t("next", t(kind)))));
+  const keys = el("dl", { hidden: true }, ...t("keys").split("\n").flatMap(line => line.split("|").map((text, i) => el(i ? "dd" : "dt", {}, text))));
+  const help = button("help", () => { help.ariaExpanded = keys.hidden; keys.hidden = !keys.hidden; });
+  help.ariaExpanded = false;
+  const rows = el("div", { class: "inms-bar-rows" }, group("picture",
+    button("first", () => hub.seek(fold.first)), button("back", () => hub.step(-1)), play, button("forward", () => hub.step(1)),
+    button("last", () => hub.seek(fold.length)), follow, loop,
+    choice("unit", ["event", "decision", "token"], u => t(`by_${u}`), u => { hub.unit = u; }), rate, go), group("jump", ...jumps));
+  root.append(el("div", { class: "inms-bar-now" }, badge, where, what, dropped, said, help), keys, rows);
+
+  if (hub.command) {
+    const acts = ["run", "pause", "step"].map(k => button(`lab_${k}`, () => hub.command(k))), now = span("state"), more = span("dim");
+    const speed = choice("lab_speed", ["", 10, 4, 2, 1], v => (v ? t("steps", v) : t("full")), v => hub.command("speed", +v || null));
+    rows.append(group("lab", now, ...acts, speed, more));
+    const show = () => {
+      const { state = "idle", speed: set, programs = 0, failed_updates: failed } = hub.lab, many = programs.length ?? programs;
+      barSet(now, t(state)); now.dataset.now = state;
+      for (const node of [...acts, speed]) node.disabled = state === "closed";
+      acts[0].ariaPressed = state === "running"; acts[1].ariaPressed = state === "paused";
+      if (document.activeElement !== speed) speed.value = set || "";
+      barSet(more, [many && t("programs", n(many)), failed && t("failed", n(failed))].filter(Boolean).join(" · "));
+      hub.change();
+    };
+    off = hub.on("lab", show);
+    show();
+  }
+  return {
+    draw(state) {
+      const { mode, cursor, lab, command } = hub, goes = moving.includes(mode);
+      barSet(badge, t(mode === "follow" && !command ? "at_end" : `is_${mode}`, n(cursor)));
+      badge.dataset.now = mode;
+      barSet(where, t("where", n(cursor), n(fold.length), n(state.step)));
+      barSet(what, [fold.about.mode, fold.about.model, command && lab.state === "running" && mode !== "follow" && t("runs_on", n(fold.length - cursor))].filter(Boolean).join(" · "));
+      barSet(dropped, fold.first ? t("dropped", n(fold.first)) : "");
+      barLabel(play, t(goes ? "pause" : "play"));
+      follow.ariaPressed = mode === "follow"; loop.ariaPressed = mode === "loop";
+      go.min = fold.first; go.max = fold.length;
+    },
+    destroy() { clearTimeout(timer); off?.(); },
+  };
+}

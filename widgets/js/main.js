@@ -1,0 +1,175 @@
+// A dashboard on a page: in a notebook through anywidget, or offline from one file.
+import { Fold } from "./fold.js";
+import { Hub, el } from "./hub.js";
+import { bar } from "./bar.js";
+import { blockMap } from "./map.js";
+import { detail } from "./detail.js";
+import { timeline } from "./timeline.js";
+import { stepper } from "./stepper.js";
+import { agents } from "./agents.js";
+import { table } from "./table.js";
+
+const PARTS = { bar, timeline, map: blockMap, detail, decision: stepper, agents, table };
+const ALL = Object.keys(PARTS);
+
+const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+const ints = view => (view ? new Int32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : null);
+
+// Builds the parts into `root`; gives the hub.
+export function build(root, fold, options) {
+  const hub = new Hub(fold, options.strings, options), parts = options.parts || ALL;
+  const live = el("div", { class: "inms-say", role: "status", "aria-live": "polite" });
+  const message = el("div", { class: "inms-message", role: "alert", hidden: true });
+  root.classList.add("inms-dash");
+  root.classList.toggle("inms-projector", !!options.projector);
+  root.setAttribute("lang", options.lang === "zh" ? "zh-Hans" : "en");
+  root.setAttribute("role", "group");
+  root.setAttribute("aria-label", hub.t("dashboard"));
+  root.dataset.lmSuppressShortcuts = "true"; // the notebook's own keys stay away from ours
+  root.tabIndex = 0;
+  root.replaceChildren(message, live);
+  hub.on("say", text => { live.textContent = text; });
+  hub.on("problem", text => { message.textContent = text; message.hidden = !text; });
+  for (const name of ALL.filter(p => parts.includes(p))) {
+    const box = el("section", { class: `inms-part inms-${name}` });
+    root.append(box);
+    hub.parts.push(PARTS[name](box, hub));
+  }
+  const keys = event => key(hub, event);
+  root.addEventListener("keydown", keys);
+  hub.change();
+  return hub;
+}
+
+// Keys that work wherever the focus is in the dashboard; a part may use them first.
+function key(hub, event) {
+  if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "range") return;
+  const way = event.shiftKey ? -1 : 1;
+  const act = {
+    ArrowRight: () => hub.step(1, event.shiftKey ? "token" : hub.unit),
+    ArrowLeft: () => hub.step(-1, event.shiftKey ? "token" : hub.unit),
+    " ": () => hub.setMode(hub.mode === "play" || hub.mode === "loop" ? "paused" : "play"),
+    Home: () => hub.seek(hub.fold.first), End: () => hub.seek(hub.fold.length),
+    f: () => hub.setMode("follow"), "]": () => pick(hub, 1), "[": () => pick(hub, -1),
+    c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way),
+    Escape: () => { hub.setPin(null); hub.light([]); },
+  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  if (!act) return;
+  event.preventDefault(); event.stopPropagation();
+  act();
+}
+function pick(hub, way) {
+  const d = hub.decisionAt(way);
+  if (d) hub.selectDecision(d.number);
+}
+
+// --- in a notebook ---------------------------------------------------------------------------
+
+// One store for all views of a widget: it hears every message from the widget's creation on.
+const STORES = new WeakMap();
+class Store {
+  constructor(model) {
+    this.fold = new Fold(); this.hubs = new Set(); this.model = model; this.asked = new Map();
+    this.lab = {}; this.next = 1; this.problem = "";
+    this.hear = (message, buffers) => this.receive(message, buffers || []);
+    model.on("msg:custom", this.hear);
+    const first = model.get("first");
+    if (first && first.byteLength) { // what there was when the widget was made
+      try { this.log(unpack(first)); } catch (error) { this.fail(error); }
+    }
+    this.ready();
+  }
+  ready() {
+    const { fold } = this;
+    this.model.send({ kind: "ready", have: fold.length, strings: fold.strings.length, tokens: fold.numTokens, pieces: fold.pieces.size, decisions: fold.decisions.length, first: fold.first });
+  }
+  receive(m, buffers) {
+    try {
+      if (m.kind === "log") {
+        const [words, tokens, keyframe] = buffers.map(ints);
+        this.log({ ...m, words, tokens, keyframe: m.hasKeyframe ? keyframe : null });
+      } else if (m.kind === "answer") {
+        const done = this.asked.get(m.id);
+        this.asked.delete(m.id);
+        if (done) (m.error ? done.reject(new Error(m.error)) : done.resolve(m.value));
+      } else if (m.kind === "problem") this.fail(m.text);
+    } catch (error) { this.fail(error); }
+  }
+  log(m) {
+    if (m.lab) this.lab = m.lab;
+    const followed = this.fold.push({ ...m, pieces: (m.pieces || []).map(([id, text]) => [id, unbase(text)]) });
+    if (m.number !== undefined) this.model.send({ kind: "ack", number: m.number, have: this.fold.length });
+    if (!followed) this.ready(); // something was lost on the way: ask for it
+    for (const hub of this.hubs) { hub.lab = this.lab; hub.received(); hub.emit("lab", this.lab); hub.emit("problem", this.lab.problem || this.problem); }
+  }
+  fail(error) {
+    this.problem = String(error.message || error);
+    for (const hub of this.hubs) hub.emit("problem", this.problem);
+  }
+  ask(what, payload) {
+    const id = this.next++;
+    this.model.send({ kind: "ask", id, what, ...payload });
+    return new Promise((resolve, reject) => this.asked.set(id, { resolve, reject }));
+  }
+  close() { this.model.off("msg:custom", this.hear); for (const hub of this.hubs) hub.stop(); this.hubs.clear(); }
+}
+export const storeOf = model => {
+  if (!STORES.has(model)) STORES.set(model, new Store(model));
+  return STORES.get(model);
+};
+
+function unpack(view) { // a message and its buffers in one: length of the JSON, the JSON, buffers
+  const bytes = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+  const head = new DataView(bytes.buffer).getUint32(0, true);
+  const m = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + head)));
+  let at = 4 + head;
+  const parts = m.sizes.map(size => { const part = new Int32Array(bytes.buffer.slice(at, at + size)); at += size; return part; });
+  return { ...m, words: parts[0], tokens: parts[1], keyframe: m.hasKeyframe ? parts[2] : null };
+}
+
+export default {
+  initialize({ model }) {
+    const store = storeOf(model);
+    return () => { store.close(); STORES.delete(model); };
+  },
+  render({ model, el: root }) {
+    const store = storeOf(model);
+    const make = () => {
+      const hub = build(root, store.fold, {
+        parts: model.get("parts"), lang: model.get("lang"), strings: model.get("strings"), projector: model.get("projector"),
+        ask: (what, payload) => store.ask(what, payload),
+        command: (name, value) => model.send({ kind: "command", name, value }),
+      });
+      hub.lab = store.lab;
+      store.hubs.add(hub);
+      hub.emit("lab", store.lab); hub.emit("problem", store.lab.problem || store.problem);
+      return hub;
+    };
+    let hub = make();
+    const again = () => { store.hubs.delete(hub); hub.stop(); hub = make(); };
+    for (const name of ["parts", "lang", "projector"]) model.on(`change:${name}`, again);
+    return () => {
+      for (const name of ["parts", "lang", "projector"]) model.off(`change:${name}`, again);
+      store.hubs.delete(hub); hub.stop();
+    };
+  },
+};
+
+// --- offline ---------------------------------------------------------------------------------
+
+// `text`: base64 of the gzip of a packed message, as export.py writes it.
+export async function offline(root, text, options) {
+  try {
+    const stream = new Blob([unbase(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const m = unpack(new Uint8Array(await new Response(stream).arrayBuffer()));
+    const fold = new Fold();
+    fold.push({ ...m, pieces: m.pieces.map(([id, piece]) => [id, unbase(piece)]) });
+    const hub = build(root, fold, options);
+    hub.seek(fold.length);
+    return hub;
+  } catch (error) {
+    root.append(el("p", { class: "inms-message", role: "alert" }, `${options.strings.unreadable[options.lang === "zh" ? 1 : 0]} ${error.message}`));
+    return null;
+  }
+}

@@ -1,0 +1,164 @@
+"""Views of a lab or of a log, for notebooks: one widget class, and names for its single parts.
+
+    BlockMap(lab)   Timeline(lab)   DecisionStepper(lab)   AgentsView(lab)
+A view is a window on the log: all that moves in it (scrubbing, stepping, pinning) happens in the
+browser. Running its cell again replaces it. Nothing of it is saved in the notebook but a picture.
+"""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from inms_lab import reload
+from inms_lab.errors import BadInput, InmsError
+from inms_lab.lab import Lab
+from inms_lab.log import Log
+
+from . import esm
+from .frames import snapshot_at, snapshot_now
+from .picture import render_html
+from .publisher import Publisher
+from .snapshot import Snapshot
+
+PARTS = tuple(esm.PARTS)
+LANGUAGES = ("en", "zh")
+
+
+class View(anywidget.AnyWidget):
+    """`View(lab)` or `View(log)` or `View("run.inmslog")`; `parts` as in `PARTS`, in that order."""
+
+    _esm = traitlets.Unicode().tag(sync=True)
+    _css = traitlets.Unicode().tag(sync=True)
+    parts = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    lang = traitlets.Unicode("en").tag(sync=True)
+    projector = traitlets.Bool(False).tag(sync=True)
+    strings = traitlets.Dict(esm.strings()).tag(sync=True)
+    first = traitlets.Bytes(b"").tag(sync=True)  # what there was when the view was made
+
+    closed = True  # until it is built: what fails half-way needs no closing
+
+    def __init__(
+        self,
+        source: Lab | Log | str | Path,
+        *,
+        parts: tuple[str, ...] = PARTS,
+        lang: str = "en",
+        projector: bool = False,
+    ) -> None:
+        check_options(parts, lang)
+        log, lab, problem = _log_of(source)
+        self.closed = False
+        self.shown = log
+        self._lab = weakref.ref(lab) if lab is not None else None  # a view keeps no lab's memory
+        self.publisher = Publisher(log, self._publish, lab, problem)
+        first = self.publisher.feed.next(self.publisher.position)
+        code = {"_esm": esm.esm(tuple(parts)), "_css": esm.css(tuple(parts))}
+        look = {"parts": list(parts), "lang": lang, "projector": bool(projector)}
+        super().__init__(**code, **look, first=first.packed())
+        self._hear_anywhere()
+        self.on_msg(lambda _, content, __: self.publisher.receive(content))
+        reload.register(self)
+        self.publisher.start()
+
+    def _publish(self, content: dict[str, Any], buffers: list[bytes]) -> None:
+        self.send(content, buffers)
+        self._hear_anywhere()
+
+    def _hear_anywhere(self) -> None:
+        """ipykernel 7.4 sends what the page says to the thread that spoke last, and a busy cell
+        keeps the main one from hearing it. Ours is only queued, so any thread will do: a page
+        that has a subshell is heard there, at once."""
+        if self.comm is not None:
+            self.comm.__dict__.pop("_reply_subshell_id", None)
+
+    @property
+    def num_failures(self) -> int:
+        """Updates of this view that failed (the engine went on)."""
+        return self.publisher.num_failures
+
+    def snapshot(self, index: int | None = None) -> Snapshot:
+        """What the view shows when `index` events had happened (None: now), as plain data."""
+        lab = self._lab() if self._lab is not None else None
+        if lab is None or lab.closed or index is not None:
+            return snapshot_at(self.shown, index)
+        return lab.driver.call(lambda: snapshot_now(lab))
+
+    def close(self) -> None:
+        """Stop sending and take the view out of the page."""
+        if not self.closed:
+            self.closed = True
+            self.publisher.close()
+            self.layout.close()
+            super().close()
+
+    def __repr__(self) -> str:
+        return f"<view of a log: {', '.join(self.parts)}>"
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """The widget; a picture of this moment for pages without a kernel; a plain line."""
+        bundle = super()._repr_mimebundle_(**options)
+        data = dict(bundle[0] if isinstance(bundle, tuple) else bundle or {})
+        data |= self.fallback()
+        return (data, bundle[1]) if isinstance(bundle, tuple) else data
+
+    def fallback(self) -> dict[str, str]:
+        """What a page without a kernel shows: a script-free picture, a plain line."""
+        html = render_html(self.snapshot())
+        return {"text/plain": "live view of a lab's memory", "text/html": html}
+
+
+class BlockMap(View):
+    """Every block of every pool, and what is pinned of them."""
+
+    def __init__(self, source: Lab | Log | str | Path, **options: Any) -> None:
+        super().__init__(source, parts=("map", "detail"), **options)
+
+
+class Timeline(View):
+    """The scrubber, agents' lanes, memory against the counterfactual, fragmentation, hit rate."""
+
+    def __init__(self, source: Lab | Log | str | Path, **options: Any) -> None:
+        super().__init__(source, parts=("bar", "timeline"), **options)
+
+
+class DecisionStepper(View):
+    """One sharing decision after the other, check by check, and what-ifs."""
+
+    def __init__(self, source: Lab | Log | str | Path, **options: Any) -> None:
+        super().__init__(source, parts=("bar", "decision"), **options)
+
+
+class AgentsView(View):
+    """Each agent's context as coloured segments over its text."""
+
+    def __init__(self, source: Lab | Log | str | Path, **options: Any) -> None:
+        super().__init__(source, parts=("agents",), **options)
+
+
+def _log_of(source: Lab | Log | str | Path) -> tuple[Log, Lab | None, str]:
+    """The log, its lab if that is open, and what the view must say (a file that cannot be read)."""
+    if isinstance(source, (str, Path)):
+        try:
+            return Log.load(source), None, ""
+        except (InmsError, OSError) as error:
+            return Log(), None, str(error)
+    if isinstance(source, Log):
+        return source, None, ""
+    if isinstance(source, Lab):
+        return source.log, None if source.closed else source, ""
+    raise BadInput(f"a lab, a log or the path of a saved log is wanted, not {source!r}")
+
+
+def check_options(parts: tuple[str, ...], lang: str) -> None:
+    """Raises for parts and languages that there are not."""
+    unknown = sorted(set(parts) - set(PARTS))
+    if unknown or not parts:
+        named = repr(unknown[0]) if unknown else "of no parts"
+        raise BadInput(f"no view is {named}; there are: {', '.join(PARTS)}")
+    if lang not in LANGUAGES:
+        raise BadInput(f"the views speak {' and '.join(LANGUAGES)}, not {lang!r}")
