@@ -14,6 +14,7 @@ from inms_lab.errors import BadInput, InmsError, ModelNotFound
 
 if TYPE_CHECKING:
     from inms_lab.history import Change
+    from inms_lab.log import Log
 
 app = typer.Typer(
     help="INMS Lab: what may many LLM agents share in memory, and what must stay private?",
@@ -38,6 +39,7 @@ def demo(
     data: Annotated[Path | None, typer.Option(help="folder with real texts")] = None,
     own_texts: Annotated[bool, typer.Option(help="the package's texts, never a folder's")] = False,
     dry_run: Annotated[bool, typer.Option(help="decide on the books alone, no weights")] = False,
+    html: Annotated[Path | None, typer.Option(help="write the inms run as an offline page")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """The main job: three agents in the modes independent, global and inms."""
@@ -65,9 +67,17 @@ def demo(
         context=runner.max_context,
         private_bytes=parse_bytes(pool_bytes) if pool_bytes else Config().private_bytes,
     )
-    result = run_demo(
-        runner, model, parts, config, lambda line: log.print(f"[dim]{line}[/dim]", highlight=False)
-    )
+    logs: dict[str, Log] = {}
+
+    def say(line: str) -> None:
+        log.print(f"[dim]{line}[/dim]", highlight=False)
+
+    result = run_demo(runner, model, parts, config, say, logs)
+    if html is not None:
+        from inms_widgets.export import export_html
+
+        written = export_html(logs["inms"], html, title=f"INMS Lab: three agents on {model}")
+        say(f"{written}: {written.stat().st_size / 2**20:.2f} MiB, private text masked")
     if as_json:
         print(json.dumps(result.as_json()))
     else:

@@ -17,6 +17,7 @@ from inms_lab.agent import Agent
 from inms_lab.bill import BlockBill, block_bill
 from inms_lab.config import Config
 from inms_lab.lab import Lab
+from inms_lab.log import Log
 from inms_lab.model.forward import DryModel, Forward
 from inms_lab.output import Output
 from inms_lab.policy import MODES
@@ -68,13 +69,16 @@ def run_demo(
     scenario: TokenScenario,
     config: Config,
     say: Callable[[str], None] = lambda _: None,
+    logs: dict[str, Log] | None = None,
 ) -> DemoResult:
-    """The scenario in every mode on one model."""
+    """The scenario in every mode on one model; `logs` is filled with each mode's log."""
     bill = _bill(scenario, config.block_size, model.new_store().bytes_per_token)
     modes = {}
     for mode in MODES:
         say(f"{mode}: {len(scenario.agents)} agents of {scenario.budget.total} tokens")
-        modes[mode] = _run_mode(model, mode, scenario, config, bill)
+        modes[mode], log = _run_mode(model, mode, scenario, config, bill)
+        if logs is not None:
+            logs[mode] = log
     dry = isinstance(model, DryModel)
     inms, alone = modes["inms"], modes["independent"]
     n, common = len(scenario.agents), len(scenario.shared)
@@ -104,7 +108,7 @@ def _bill(scenario: TokenScenario, block_size: int, bytes_per_token: int) -> Blo
 
 def _run_mode(
     model: Forward, mode: str, scenario: TokenScenario, config: Config, bill: BlockBill
-) -> ModeResult:
+) -> tuple[ModeResult, Log]:
     lab = Lab(model, mode=mode, config=config)
     started = time.perf_counter()
     lab.preload(scenario.system, tools=scenario.tools, progress=False)
@@ -129,7 +133,7 @@ def _run_mode(
     lab.assert_clean()
     outputs = [results[agent.name] for agent in agents]
     shares = mode != "independent"
-    return ModeResult(
+    result = ModeResult(
         kv_bytes_peak=top.num_bytes,
         kv_bytes_formula=bill.shared_bytes if shares else bill.independent_bytes,
         blocks_peak=top.num_blocks,
@@ -141,3 +145,4 @@ def _run_mode(
         tokens=[output.tokens for output in outputs],
         texts=[str(output) for output in outputs],
     )
+    return result, lab.log

@@ -115,7 +115,7 @@ class Explainer:
         if len(self.log.durations) > 1.1 * self._num_measured:  # a tenth more was measured
             self._num_measured, self._pace = len(self.log.durations), seconds_per_token(self.log)
         seq = self.books.sequences[decided.seq_id]
-        events = tuple(self.log.since(decided.at)[: decided.stop - decided.at])
+        events = tuple(self.log.stretch(decided.at, decided.stop - decided.at)[1])
         parts = tuple(self._part(seq, part, events) for part in parts_of(self.books, decided))
         who = (seq.name, seq.kind, tuple(sorted(seq.clearance)), self.books.num_steps + 1)
         return Explanation(decided, *who, parts, events)

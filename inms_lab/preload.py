@@ -39,7 +39,8 @@ def preload(lab: Lab, system: str | Sequence[int], tools: Any, progress: bool) -
     if not lab.prompts and lab.text.chat is not None and isinstance(system, str):
         texts[0] = [*lab.text.encode(lab.text.chat.start), *texts[0]]
     if tools is not None:
-        ready = isinstance(tools, str) or (len(tools) > 0 and isinstance(tools[0], int))
+        ids = isinstance(tools, (list, tuple)) and len(tools) > 0 and isinstance(tools[0], int)
+        ready = isinstance(tools, str) or ids
         texts.append(lab.text.encode(tools if ready else json.dumps(tools), "system"))
     lab.driver.refuse_inside("preload")
     prompts, holder, future = lab.driver.call(lambda: _submit(lab, texts))

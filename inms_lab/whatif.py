@@ -55,9 +55,11 @@ def what_if(
     mode: str | Policy | None = None,
     block_size: int | None = None,
     tier: str | None = None,
+    part: int = -1,
 ) -> Comparison:
     """Plan this decision again under another mode (or policy), with another block size (tokens), or
-    as if the text decided were of another tier ("private", "group:NAME", "global").
+    as if a text that it decides were of another tier ("private", "group:NAME", "global"): the text
+    that its part number `part` begins with, the last part if none is named.
 
     Where mode and block size stay as they are the pools are those of the log; otherwise they have
     ample room, so that sharing differs and never eviction. Raises `BadInput` where the log does not
@@ -66,7 +68,7 @@ def what_if(
     books, play = log.replay(made.at), Reenactment(log, mode, block_size)
     if tier is not None:
         _check_tier(play, tier)
-        play.instead = (_text_of(log, books, made), tier)
+        play.instead = (_text_of(log, books, made, part), tier)
     try:
         play.move(made.at)
         answer = plan_extend(play.books, made.at, made.seq_id, made.budget)
@@ -116,10 +118,12 @@ def _check_tier(play: Reenactment, tier: str) -> None:
         raise BadInput(f"no tier is called {tier!r}; there are: {', '.join(sorted(known))}")
 
 
-def _text_of(log: Log, books: Ledger, made: Decided) -> int:
-    """The index of the command whose text the decision begins with."""
-    part, seq = parts_of(books, made)[0], books.sequences[made.seq_id]
-    segment = seq.segments[part.segment]
+def _text_of(log: Log, books: Ledger, made: Decided, number: int) -> int:
+    """The index of the command whose text a part of the decision begins with."""
+    parts, seq = parts_of(books, made), books.sequences[made.seq_id]
+    if not -len(parts) <= number < len(parts):
+        raise BadInput(f"this decision has no part {number}: it has {len(parts)}")
+    part, segment = parts[number], seq.segments[parts[number].segment]
     position = segment.first_position + part.first * segment.block_size
     counts: dict[int, int] = {}  # tokens of each holder so far
     starts: list[tuple[int, int]] = []  # (position, index of the command) of the holder's texts

@@ -1,7 +1,8 @@
 // Folds logs with the browser's own fold and prints the books: see test_fold.py.
 // stdin: [{messages: [{from, words, strings, ...}], at: [index, ...]}, ...]; words as base64.
 import { readFileSync } from "node:fs";
-import { Fold, WRITTEN, PROMISED, CACHED } from "../widgets/js/fold.js";
+import { Fold } from "../widgets/js/fold.js";
+import { WRITTEN, PROMISED, CACHED } from "../widgets/js/pool.js";
 
 const ints = text => { const b = Buffer.from(text, "base64"); return new Int32Array(b.buffer.slice(b.byteOffset, b.byteOffset + b.length)); };
 

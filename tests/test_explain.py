@@ -220,6 +220,27 @@ def test_the_shadow_holds_what_the_tables_hold(mode: str, seed: int) -> None:
             assert known.position in (-1, shadow.facts[site].position)
 
 
+def test_the_shadow_forgets_what_was_cut_off_and_what_is_free_again() -> None:
+    toy = Toy()
+    agent = toy.agent("a")
+
+    def lying() -> list[list[int]]:
+        explainer = Explainer(toy.log)
+        explainer.move(len(toy.log))
+        return [list(memoryview(t).cast("i")) for t in explainer.shadow.tokens.values()]
+
+    toy.do(agent, "append", HELLO[:7])
+    assert lying() == [[4, 4, 3, 3], [2, 2, 1]]
+    toy.do(agent, "rollback", count=5)
+    assert lying() == [[4, 4, 3, 3], [2]]
+    toy.do(agent, "rollback", count=3)  # published as a whole: found until it is overwritten
+    assert lying() == [[4, 4, 3, 3]]
+    toy.do(agent, "append", [0])
+    assert lying() == [[4, 4, 3, 0]]
+    toy.do(agent, "close")
+    assert lying() == []
+
+
 def test_one_by_one_backwards_and_in_one_pass_are_equal() -> None:
     log = played("inms", 1)
     once = list(explain_all(log))

@@ -145,8 +145,10 @@ def test_deciding_modules_name_no_tensor_library() -> None:
 
 
 def test_the_engine_never_imports_the_widgets() -> None:
+    """The command line may: `inms-lab demo --html` writes a page."""
     for _, path in modules_of(PACKAGE):
-        assert not roots(path) & {"inms_widgets", "widgets"}, path
+        allowed = path.name == "cli.py"
+        assert allowed or not roots(path) & {"inms_widgets", "widgets"}, path
 
 
 def test_the_deciding_part_loads_without_torch() -> None:

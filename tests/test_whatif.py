@@ -122,7 +122,8 @@ class Program:
         if action == "new" or not self.agents:
             seq_id = toy.agent(rng.choice("ab"))
             self.agents.append(seq_id)
-            self._read_system(seq_id)
+            if rng.random() < 0.7:  # the others read the goal, if they do, behind another context
+                self._read_system(seq_id)
             if rng.random() < 0.5:
                 self._read_goal(seq_id, self.record if self.shares else -1)
             return
@@ -138,7 +139,7 @@ class Program:
             self.agents.append(toy.do(seq_id, "fork"))
         elif action == "back":
             count = toy.ledger.sequences[seq_id].num_tokens
-            toy.do(seq_id, "rollback", count=max(len(SYSTEM), count - rng.randint(0, 6)))
+            toy.do(seq_id, "rollback", count=max(min(count, 6), count - rng.randint(0, 6)))
         else:
             self.agents.remove(seq_id)
             toy.do(seq_id, "close")
@@ -282,10 +283,18 @@ def test_behind_private_text_nothing_becomes_public() -> None:
 
 def test_a_prompt_that_is_private_is_computed_by_each() -> None:
     toy, _, made = reader()
-    there = what_if(toy.log, made, tier="private").other
+    there = what_if(toy.log, made, tier="private", part=0).other
     assert there.num_shared == 0
     assert [type(e) for e in there.events] == [Allocated, Allocated]
     assert {e.pool_id for e in there.events if isinstance(e, Allocated)} == {"private"}
+    with pytest.raises(BadInput, match="has no part 2"):
+        what_if(toy.log, made, tier="private", part=2)
+
+
+def test_behind_the_prompt_an_agents_text_may_not_be_global() -> None:
+    toy, _, made = reader()
+    there = what_if(toy.log, made, tier="global")
+    assert there.words == "refused instead of planned: a agent may not write global text"
 
 
 def test_what_the_log_does_not_say_is_refused_by_name() -> None:
@@ -340,8 +349,8 @@ def test_an_answer_that_is_no_plan_is_about_one_run_of_blocks() -> None:
 
 @pytest.mark.parametrize("was", MODES)
 def test_unruly_runs_can_be_enacted_again_in_every_mode_and_tier(was: str) -> None:
-    asked = 0
-    for seed in range(4):
+    asked, noes = 0, set[str]()
+    for seed in range(3):
         log = played(was, seed)
         for mode, size in (("global", None), ("independent", None), ("global", 3), (was, 8)):
             play = Reenactment(log, mode, size)
@@ -349,13 +358,14 @@ def test_unruly_runs_can_be_enacted_again_in_every_mode_and_tier(was: str) -> No
             for seq in play.books.holders():
                 if seq.kind == "agent" or play.policy.encodes_prompts:
                     assert seq.tokens() == play.real.sequences[seq.seq_id].tokens()
-        for made in log.decisions[::9]:
+        for made in log.decisions[::11]:
             for tier in ("global", "group:team", "private"):
                 try:
                     there = what_if(log, made, mode="inms", tier=tier).other.decided
                 except BadInput as error:
-                    assert "forked" in str(error) or "does not tell" in str(error)
+                    noes.add(str(error))
                     continue
                 asked += 1
                 assert there.outcome != "refused" or there.check == 4
     assert asked > 0
+    assert all("forked" in text or "does not tell" in text for text in noes)

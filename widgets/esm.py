@@ -1,8 +1,8 @@
 """The dashboard's browser code as one module: its files joined, without a bundler.
 
-Each file in `js/` is a module that node can import by itself. Here their imports of each other fall
-away, `export` stays only in the last one, and a view gets the files of its own parts only. Strings
-travel beside the code.
+Each file in `js/` is a module that node can import by itself. Here a part's files and what they
+import are put one behind the other, imports and `export` fall away (but in the last file), and
+comments and blanks are left out. Strings travel beside the code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from rjsmin import jsmin
 
 HERE = Path(__file__).parent
-PARTS = {  # part -> (its file, its function)
+PARTS = {  # part -> (its file, its function), in the order in which a dashboard shows them
     "bar": ("bar", "bar"),
     "timeline": ("timeline", "timeline"),
     "map": ("map", "blockMap"),
@@ -25,8 +25,8 @@ PARTS = {  # part -> (its file, its function)
     "table": ("table", "table"),
 }
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
+_FROM = re.compile(r'^import [^;]* from "\./(\w+)\.js";', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
-_EXPORT_LIST = re.compile(r"^export \{[^}]*\};\n", re.MULTILINE)
 _PARTS = re.compile(r"^const PARTS = \{.*\};$", re.MULTILINE)
 
 
@@ -40,8 +40,11 @@ def strings() -> dict[str, tuple[str, str]]:
 @cache
 def esm(parts: tuple[str, ...] = tuple(PARTS)) -> str:
     """The module's source, for these parts."""
-    files = [PARTS[part][0] for part in PARTS if part in parts]
-    sources = [_source(name) for name in ("wire", "fold", "hub", *files)]
+    chosen = [PARTS[part] for part in PARTS if part in parts]
+    names: list[str] = []
+    for file in ("fold", "hub", *(file for file, _ in chosen)):
+        _collect(file, names)
+    sources = [_EXPORT.sub("", _IMPORT.sub("", _read(f"js/{name}.js"))) for name in names]
     table = ",".join(f"{part}:{PARTS[part][1]}" for part in PARTS if part in parts)
     main = _PARTS.sub(f"const PARTS = {{{table}}};", _IMPORT.sub("", _read("js/main.js")))
     return str(jsmin("".join((*sources, main))))
@@ -54,8 +57,12 @@ def css(parts: tuple[str, ...] = tuple(PARTS)) -> str:
     return "".join(_read(f"css/{name}.css") for name in ("base", *files))
 
 
-def _source(name: str) -> str:
-    return _EXPORT.sub("", _EXPORT_LIST.sub("", _IMPORT.sub("", _read(f"js/{name}.js"))))
+def _collect(name: str, names: list[str]) -> None:
+    """Put a file into `names` behind everything that it imports."""
+    if name not in names:
+        for wanted in _FROM.findall(_read(f"js/{name}.js")):
+            _collect(wanted, names)
+        names.append(name)
 
 
 def _read(path: str) -> str:

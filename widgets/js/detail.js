@@ -1,6 +1,6 @@
 // What is pinned: a block's text, keys and holders, and everything that ever happened to it.
 import { PUBLISHED, hex } from "./wire.js";
-import { WRITTEN } from "./fold.js";
+import { WRITTEN } from "./pool.js";
 import { el } from "./hub.js";
 import { poolNamed, holdersOf, lightHolder } from "./map.js";
 

@@ -1,6 +1,6 @@
 // Every block of every pool: cells while they fit, then dots, one pixel a block, tiles of blocks.
 import { COPIED, COMMANDED, poolAt, blocksOf } from "./wire.js";
-import { CACHED, PROMISED } from "./fold.js";
+import { CACHED, PROMISED } from "./pool.js";
 import { KIND, el, fit, sharp } from "./hub.js";
 
 const MAP_SIZES = [1, 2, 4, 7, 13, 18, 32, 44]; // pixels a block; below level 0, 2 ** -level blocks a pixel
@@ -235,7 +235,7 @@ export function blockMap(root, hub) {
     const time = performance.now(), no = hub.refusals();
     flashes = [...(hub.still ? [] : flashes), ...list.map(([id, block, kind]) => ({ id, block, kind, time })).filter(f => MAP_FLASH[f.kind])].slice(-300);
     for (const chip of chipOf.values()) chip.classList.remove("map-no");
-    for (const d of list.length && no.size ? hub.fold.decisions : []) if (d && d.at >= at && d.at < now && no.has(d.at)) chipOf.get(d.seq_id)?.classList.add("map-no");
+    for (const d of list.length && no.size ? hub.fold.decisions : []) if (d && d.at >= at && d.at < now && no.has(d.at)) chipOf.get(d.seq)?.classList.add("map-no");
   }
   function over(state) { // over the blocks: what is lit, flashes, the pin, the cursor, arcs to the holders
     const pen = fit(canvas, width, height), now = performance.now(), last = hub.still ? 4000 : 600;

@@ -1,9 +1,8 @@
 // A scrubber, a lane for each agent, and memory over the log; all over one axis: events.
-import { REGISTERED, COMMANDED, RELEASED, STEPPED } from "./wire.js";
-import { KIND, el, mib, sharp, fit } from "./hub.js";
+import { el, mib, sharp, fit } from "./hub.js";
+import { TIME_ENDS, TimeIndex, timeFind } from "./moments.js";
 import { BAR_GLYPHS, barWords, barSet, barButton } from "./bar.js";
 
-const TIME_ENDS = { close: "■", fail: BAR_GLYPHS.fail, expire: "□" };
 const TIME_LANES = 8; // seen at once; the rest by scrolling
 // What is drawn of the rows of SERIES: key, its value, how, and further columns for its words.
 const TIME_CHARTS = [
@@ -11,10 +10,6 @@ const TIME_CHARTS = [
   ["waste", 4, ["unused", (r, size) => 100 * r[6] / (r[2] * size), "", 6], ["holes", (r, _, room) => 100 * r[7] / room, "dash", 7], ["stranded", (r, _, room) => 100 * r[8] / room, "dot", 8]],
   ["reuse", 3, ["hits", r => 100 * r[9] / r[10], "", 9, 10]],
 ];
-const timeFind = (list, value, lo = 0, of = x => x) => { // the first that is not below
-  for (let hi = list.length; lo < hi;) { const mid = (lo + hi) >> 1; if (of(list[mid]) < value) lo = mid + 1; else hi = mid; }
-  return lo;
-};
 // Paints list[i..j) once for each column of so many pixels: the cost is the width's, not the log's.
 function timeEach(list, view, pixels, paint) {
   for (let j, i = timeFind(list, view.from); list[i] <= view.to; i = j) {
@@ -23,42 +18,6 @@ function timeEach(list, view, pixels, paint) {
     paint(x, i, j);
   }
 }
-// When things happened (moments: 1 + index), as lists that grow; every event is read once.
-class TimeIndex {
-  constructor(fold) {
-    this.first = this.next = this.step = fold.first; this.told = 0; this.lanes = new Map();
-    this.marks = { copy: [], evict: [], refuse: [], fail: [], free: [], release: [] };
-    for (const q of fold.frames[0]?.seqs || []) if (q && fold.end.live(q)) this.begin(q.id, q.kind);
-  }
-  begin(id, kind) {
-    if (kind === "agent") this.lanes.set(id, { id, start: this.next, at: [], from: [], size: [], read: [], share: [], copy: [] });
-  }
-  read({ words: w, offsets, strings, first, length, decisions }) {
-    const { lanes, marks } = this;
-    for (; this.next < length; this.next++) {
-      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = KIND[type];
-      marks[kind]?.push(now); lane?.[kind]?.push(now);
-      if (type === REGISTERED) this.begin(id, strings[w[at + 2]]);
-      else if (type === RELEASED) marks.release.push(now);
-      else if (type === COMMANDED) {
-        const verb = strings[w[at + 3]];
-        if (verb === "fail") marks.fail.push(now);
-        if (lane && TIME_ENDS[verb]) { lane.end = now; lane.how = verb; } else if (w[at + 8]) lane?.read.push(now);
-      } else if (type === STEPPED) {
-        for (let p = at + 4, stop = p + 4 * w[at + 3]; p < stop; p += 4) {
-          const one = lanes.get(w[p]);
-          if (one) { one.at.push(now); one.from.push(this.step); one.size.push(w[p + 1]); }
-        }
-        this.step = now;
-      }
-    }
-    for (; this.told < decisions.length; this.told++) {
-      const d = decisions[this.told];
-      if (["refused", "no room"].includes(d?.outcome)) marks.refuse.push(d.stop);
-    }
-  }
-}
-
 export function timeline(root, hub) {
   const { fold } = hub, [t, n] = barWords(hub, "time");
   const size = hub.projector ? 15 : 12, row = size + 3, tall = size + 9, left = size * 10;
