@@ -80,17 +80,19 @@ class Lab:
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
         self.engine = Engine(self.model, store, self.policy, config)
         self.engine.log.piece = piece_of(self.model.tokenizer)
+        if isinstance(model, (str, Path)):  # its name only: a path is nobody's business
+            self.engine.log.about["model"] = Path(model).name
         self.engine.open_pools((), store.bytes_per_token)
         self.prompts: list[Prompt] = []
         self.groups: dict[str, Group] = {}
         self.agents: dict[str, Agent] = {}
         self.forks: list[Agent] = []
         self.driver = Driver(self.engine)
-        self.controls = self.driver.controls  # pause, step, run, speed
+        self.controls = self.driver.controls
         self.programs = Programs(self.driver)
         self.closed = False
-        if self.policy.off:
-            print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
+        if off := sorted(self.policy.off):
+            print(f"LESSON: checks switched off: {', '.join(off)}")
 
     def preload(
         self, system: str | Sequence[int], *, tools: Any = None, progress: bool = True
@@ -236,9 +238,8 @@ class Lab:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else "open"
         counts = f"{len(self.agents)} agents, {len(self.log)} events"
-        return f"<lab: {self.policy.name}, {counts}, {state}>"
+        return f"<lab: {self.policy.name}, {counts}, {'closed' if self.closed else 'open'}>"
 
 
 def _load(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:

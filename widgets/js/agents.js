@@ -76,7 +76,7 @@ export function agents(root, hub) {
     const group = (name, kids) => el("div", { class: `a-${name}`, role: "group", "aria-label": t(name), lang: "" }, ...kids.filter(Boolean));
     const now = total && box.open && group("text", text(seq, box, spans, total));
     const pick = () => { box.open = !box.open; if (box.open) hub.agent = last = id; hub.change(); };
-    stepPut(box, el("div", { class: "a-head" }, el("button", { "data-k": "head", "aria-expanded": `${!!box.open}`, onclick: pick }, `${box.open ? "▾" : "▸"} ${hub.nameOf(id)}`), ...[`k_${seq.kind}`, `s_${seq.state}`].map(k => el("span", {}, t(k))), t("size", total, seq.segments.reduce((n, g) => n + g.blocks.length, 0)), lines[1] ? "" : why),
+    stepPut(box, el("div", { class: "a-head" }, el("button", { "data-k": "head", "aria-expanded": `${!!box.open}`, onclick: pick }, `${box.open ? "▾" : "▸"} ${hub.nameOf(id)}`), ...[`k_${seq.kind}`, `s_${seq.state}`].map(k => el("span", {}, t(k))), t("size", total, seq.segments.reduce((n, g) => n + g.blocks.length, 0)), lines[1] ? "" : el("span", {}, why)),
       lines[1] && el("details", { class: "a-error" }, el("summary", {}, `✕ ${lines.at(-1)}`), el("pre", { tabindex: 0 }, why)),
       total && group("bar", bar(spans, total)), now);
     const other = hub.pin !== pin;

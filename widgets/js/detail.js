@@ -2,7 +2,7 @@
 import { PUBLISHED, hex } from "./wire.js";
 import { WRITTEN } from "./pool.js";
 import { el } from "./hub.js";
-import { poolNamed, holdersOf, lightHolder } from "./map.js";
+import { poolNamed, holdersOf, lightHolder } from "./map_people.js";
 
 function detailRuns(list) { // 3, 4, 5, 9 -> "3-5, 9"
   const runs = [];
@@ -63,7 +63,11 @@ export function detail(root, hub) {
     own ? el("div", {}, el("code", {}, own), " ", button("copy", t("detail_copy"), () => navigator.clipboard?.writeText(own).then(() => hub.say(t("detail_copied")), () => {}))) : dim(t("detail_no_key")));
   }
   const holders = list => part("holders", list.length ? null : dim(t("detail_nobody")),
-    ...list.slice(0, 40).map(([seq, seg, i]) => button(`h${seq.id}`, `${hub.nameOf(seq.id)} \u00b7 ${t(`detail_w_${seq.kind}`)} \u00b7 ${t("detail_place", seq.segments.indexOf(seg), i, seg.first + i * seg.size)}`, () => lightHolder(hub, seq.id))),
+    ...list.slice(0, 40).map(([seq, seg, i]) => {
+      const place = t("detail_place", seq.segments.indexOf(seg), i, seg.first + i * seg.size);
+      const words = [hub.nameOf(seq.id), t("detail_w_" + seq.kind), place].join(" \u00b7 ");
+      return button(`h${seq.id}`, words, () => lightHolder(hub, seq.id));
+    }),
     list.length > 40 ? dim(t("map_more", list.length - 40)) : null);
   function history(state, { pool: name, block }) {
     const end = poolNamed(fold.end, name)[1], tag = `${name}:${block} ${end.last[block]} ${fold.first}`;

@@ -30,11 +30,15 @@ export function build(root, fold, options) {
   root.replaceChildren(message, live);
   hub.on("say", text => { live.textContent = text; });
   hub.on("problem", text => { message.textContent = text; message.hidden = !text; });
+  const beside = ["map", "detail", "decision"].filter(p => parts.includes(p) && PARTS[p]);
+  const columns = el("div", { class: beside.length > 2 ? "inms-cols inms-cols-2" : "inms-cols" });
   for (const name of ALL.filter(p => parts.includes(p))) {
     const box = el("section", { class: `inms-part inms-${name}` });
-    root.append(box);
+    if (name === beside[0]) root.append(columns);
+    (beside.includes(name) ? columns : root).append(box);
     hub.parts.push(PARTS[name](box, hub));
   }
+  root.hub = hub; // for those who drive a page by script
   const keys = event => key(hub, event);
   root.addEventListener("keydown", keys);
   hub.change();
@@ -166,7 +170,8 @@ export async function offline(root, text, options) {
     const fold = new Fold();
     fold.push({ ...m, pieces: m.pieces.map(([id, piece]) => [id, unbase(piece)]) });
     const hub = build(root, fold, options);
-    hub.seek(fold.length);
+    const fullest = fold.series.reduce((a, b) => (b[2] > a[2] ? b : a), [fold.length, 0, 0]);
+    hub.seek(fullest[0]); // at the end all has been given back
     return hub;
   } catch (error) {
     root.append(el("p", { class: "inms-message", role: "alert" }, `${options.strings.unreadable[options.lang === "zh" ? 1 : 0]} ${error.message}`));

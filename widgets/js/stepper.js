@@ -16,8 +16,11 @@ export function stepPut(box, ...kids) {
 export const stepText = pieces => pieces.map(([text]) => (/^<\|.*\|>$/.test(text) ? el("small", {}, text) : text));
 const stepSize = n => (n < 1048576 ? `${+(n / 1024).toFixed(1)} KiB` : mib(n));
 // An event of the log, or of a plan that never was, in one line.
-const stepTell = ({ name, type, src_pool, src, pool_id, dst, blocks = [], cause }) =>
-  `${name || type} ${src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${blocks.slice(0, 12).join(" ")}${blocks[12] == null ? "" : ` … (${blocks.length})`}`}${cause ? ` · ${cause}` : ""}`;
+const stepTell = ({ name, type, src_pool, src, pool_id, dst, blocks = [], cause }) => {
+  const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
+  const what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
+  return `${name || type} ${what}` + (cause ? ` · ${cause}` : "");
+};
 
 export function stepper(root, hub) {
   const { fold } = hub, t = (key, ...args) => hub.t(`step_${key}`, ...args), word = key => t(`o_${key}`);

@@ -79,7 +79,7 @@ export function timeline(root, hub) {
   };
 
   // Agents: hover names one, a click or the arrow keys select it.
-  const tell = l => `${hub.nameOf(l.id)}: ${hub.t(`table_${hub.state().seqs[l.id]?.state || "absent"}`)}`;
+  const tell = l => `${hub.nameOf(l.id)}: ${hub.t("table_" + (hub.state().seqs[l.id]?.state || "absent"))}`;
   const under = event => shown[Math.floor((event.offsetY + list.scrollTop) / tall)];
   const choose = l => { hub.agent = l.id === hub.agent ? null : l.id; hub.change(); hub.say(tell(l)); };
   const reveal = i => { list.scrollTop = clamp(list.scrollTop, (i + 1) * tall - list.clientHeight, i * tall); };

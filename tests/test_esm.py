@@ -1,0 +1,93 @@
+"""The browser's code: joined and made smaller without a change of meaning; one string table."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from inms_widgets import esm
+
+JS = sorted((Path(esm.__file__).parent / "js").glob("*.js"))
+NODE = shutil.which("node")
+
+
+def nested_templates(source: str) -> list[str]:
+    """Templates inside a template: the squeezer takes their inside for code."""
+    found: list[str] = []
+    stack: list[str] = []
+    i = 0
+    while i < len(source):
+        char = source[i]
+        if stack and stack[-1] == "`":
+            if char == "\\":
+                i += 1
+            elif char == "`":
+                stack.pop()
+            elif source.startswith("${", i):
+                stack.append("{")
+                i += 1
+        elif char in "\"'":
+            while source[i + 1] != char:
+                i += 1 + (source[i + 1] == "\\")
+            i += 1
+        elif source.startswith("//", i):
+            i = len(source) if "\n" not in source[i:] else source.index("\n", i)
+        elif char == "`":
+            found += [source[i : i + 40]] * ("`" in stack)
+            stack.append("`")
+        elif char == "{" and stack:
+            stack.append("{")
+        elif char == "}" and stack:
+            stack.pop()
+        i += 1
+    return found
+
+
+def test_the_check_for_nested_templates_can_fail() -> None:
+    assert nested_templates("a = `${b ? ` c` : ''}`") == ["` c` : ''}`"]
+    assert not nested_templates("a = `${b}` + ` ${c({d: 1})}`; // `${`")
+
+
+@pytest.mark.parametrize("path", JS, ids=lambda p: p.name)
+def test_no_template_lies_inside_a_template(path: Path) -> None:
+    assert not nested_templates(path.read_text("utf-8"))
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+@pytest.mark.parametrize(
+    "parts", [tuple(esm.PARTS), *((part,) for part in esm.PARTS)], ids=lambda p: "+".join(p)
+)
+def test_the_joined_module_is_one_that_node_can_load(
+    parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Two files with one name at the top would not load; a part brings what it needs."""
+    path = tmp_path / "esm.mjs"
+    path.write_text(esm.esm(parts), "utf-8")
+    code = f"const m = await import({json.dumps(path.as_uri())}); console.log(Object.keys(m))"
+    done = subprocess.run(
+        [str(NODE), "--input-type=module", "-e", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "default" in done.stdout
+
+
+def test_every_key_that_the_code_asks_for_is_in_the_table_in_both_languages() -> None:
+    table = esm.strings()
+    assert all(len(row) == 2 and all(row) for row in table.values())
+    chinese = re.compile(r"[\u4e00-\u9fff]")
+    plain = {key for key, (_, zh) in table.items() if not chinese.search(zh)}
+    assert len(plain) < 12, f"not translated: {sorted(plain)}"
+    for path in JS:
+        asked = re.findall(r'\bhub\.t\("([a-z_]+)"', path.read_text("utf-8"))
+        assert {key for key in asked if key[-1] != "_"} <= set(table), path.name
+
+
+def test_the_placeholders_of_both_languages_agree() -> None:
+    for key, (english, chinese) in esm.strings().items():
+        marks = [sorted(set(re.findall(r"\{\d\}", text))) for text in (english, chinese)]
+        assert marks[0] == marks[1], key

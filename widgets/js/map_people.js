@@ -1,0 +1,69 @@
+// Who holds blocks: a chip for each holder, arcs to those of one block, and a block in words.
+import { el } from "./hub.js";
+
+const MAP_KINDS = { agent: "\u25cf", prompt: "\u25c6", record: "\u25a4" };
+
+export const poolNamed = (state, name) => [...state.pools].find(([, pool]) => pool.name === name) || [];
+// Who holds a block: [holder, segment, place in the segment's table].
+export function holdersOf(state, id, block) {
+  const out = [];
+  for (const seq of state.seqs) for (const seg of seq?.segments || []) {
+    const i = seg.pool === id ? seg.blocks.indexOf(block) : -1;
+    if (i >= 0) out.push([seq, seg, i]);
+  }
+  return out;
+}
+// Lights what a holder holds.
+export function lightHolder(hub, id) {
+  const state = hub.state(), blocks = [];
+  for (const seg of state.seqs[id]?.segments || [])
+    for (const b of seg.blocks) blocks.push(`${state.pool(seg.pool).name}:${b}`);
+  hub.agent = id; hub.emit("agent", id); hub.light(blocks);
+  if (blocks.length) hub.say(hub.t("map_lit", hub.nameOf(id), blocks.length));
+}
+
+export function mapPeople(root, hub, chipOf) {
+  const [box, body, chips, arcs] = ["box", "body", "chips", "arcs"].map(x => root.querySelector(".map-" + x)),
+    t = hub.t.bind(hub), rest = chips.firstChild, edges = node => node.getBoundingClientRect();
+
+  function chip(id) {
+    const onclick = () => lightHolder(hub, hub.agent === id && hub.lit.size ? null : id),
+      node = el("button", { class: "map-chip", onclick });
+    chipOf.set(id, node); rest.before(node);
+    return node;
+  }
+  function people(state) { // all who live or hold something, but not more than a hundred
+    const live = state.seqs.filter(q => q && (state.live(q) || q.segments.some(s => s.blocks.length))),
+      shown = new Map(live.slice(0, 100).map(q => [q.id, q])), more = live.length - 100;
+    for (const [id, node] of chipOf) if (!shown.has(id)) { node.remove(); chipOf.delete(id); }
+    for (const [id, seq] of shown) {
+      const on = hub.agent === id && hub.lit.size > 0, name = hub.nameOf(id), told = `${seq.state} ${on} ${name}`,
+        node = chipOf.get(id) || chip(id), glyph = seq.parent < 0 ? MAP_KINDS[seq.kind] || "\u25cf" : "\u25d0";
+      if (node.told === told) continue;
+      node.told = told; node.ariaPressed = String(on);
+      node.replaceChildren(glyph, el("b", { title: name }, name), el("i", {}, t("map_s_" + seq.state)));
+    }
+    rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t("map_nobody");
+  }
+  function link(holders, [left, top], height) { // arcs from a place in the view to its holders' chips
+    const [all, pane, from] = [body, chips, box].map(edges), held = new Set(holders.map(([seq]) => seq.id));
+    let paths = "";
+    for (const [id, node] of chipOf) {
+      node.classList.toggle("map-holds", held.has(id));
+      if (!held.has(id) || pane.left < from.right || top < 0 || top > height) continue;
+      const r = edges(node), x = left + from.left - all.left, y = top + from.top - all.top,
+        tx = r.left - all.left, ty = Math.max(pane.top, Math.min(pane.bottom, r.top + r.height / 2)) - all.top,
+        bend = Math.max(30, (tx - x) / 2);
+      paths += `<path d="M${x} ${y}C${x + bend} ${y} ${tx - bend} ${ty} ${tx} ${ty}"/>`;
+    }
+    if (arcs.told !== paths) arcs.innerHTML = arcs.told = paths;
+  }
+  function words(pool, block, holders) { // a block in a line
+    const names = holders.map(([seq]) => hub.nameOf(seq.id)), some = names.slice(0, 8).join(", "),
+      out = [pool.name, t("map_block", block), t("map_s_" + pool.state(block))];
+    if (names.length) out.push(t("map_held_by", pool.refs[block], some + (names.length > 8 ? " \u2026" : "")));
+    if (pool.fill[block]) out.push(t("map_slots", pool.fill[block], pool.size));
+    return out.join(" \u00b7 ");
+  }
+  return { people, link, words };
+}
