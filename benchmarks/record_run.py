@@ -23,7 +23,7 @@ import json
 
 from inms_lab.events import Registered, Released, Shared, Stepped
 from inms_widgets.recorded import Recording, to_json
-from inms_widgets.snapshot import snapshot_at
+from inms_widgets.frames import snapshot_at
 
 events = list(enumerate(lab.log.events))
 first_agent = next(i for i, e in events if isinstance(e, Registered) and e.kind == "agent")
@@ -36,8 +36,7 @@ moments = {
     "Architect and backend have read and written in private.": published,
     "The decision is published; frontend has attached it and written too.": len(events),
 }
-per_token = lab.engine.cache.store.bytes_per_token
-shots = tuple((words, snapshot_at(lab.log, i, per_token)) for words, i in moments.items())
+shots = tuple((words, snapshot_at(lab.log, i)) for words, i in moments.items())
 setting = f"{lab.model.dtype} on {lab.model.device.type}, greedy".replace("torch.", "")
 texts = {agent.name: str(agent.outputs[-1]) for agent in lab.agents.values()}
 print(json.dumps(to_json(Recording(lab.model.name, setting, shots, texts))))

@@ -42,12 +42,11 @@ def main(paths: list[Path]) -> None:
 
 def redraw(client: NotebookClient, cell: NotebookNode) -> None:
     """A page without a kernel shows each view as it was at the end of its cell."""
-    shown = [
-        o for o in cell.get("outputs", []) if VIEW in o.get("data", {}) and "view" in cell.source
-    ]
-    if not shown:
+    shown = [o for o in cell.get("outputs", []) if VIEW in o.get("data", {})]
+    name = next((name for name in ("view", "dashboard") if name in cell.source), None)
+    if not shown or name is None:
         return
-    code = "from inms_widgets.picture import render_html; print(render_html(view.refresh()))"
+    code = f"print({name}.fallback()['text/html'])"
     probe = nbformat.v4.new_code_cell(code)
     client.nb.cells.append(probe)
     client.execute_cell(probe, len(client.nb.cells) - 1, store_history=False)
@@ -67,5 +66,11 @@ def clean(notebook: NotebookNode) -> None:
             output.get("data", {}).pop(VIEW, None)
 
 
+def labs() -> list[Path]:
+    """All labs and solutions, without what an editor left behind."""
+    found = sorted(LABS.glob("**/*.ipynb"))
+    return [path for path in found if ".ipynb_checkpoints" not in path.parts]
+
+
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]] or sorted(LABS.glob("**/*.ipynb")))
+    main([Path(name) for name in sys.argv[1:]] or labs())

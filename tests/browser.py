@@ -31,23 +31,22 @@ CHROMIUM_FLAGS = (
 COMMANDS = "window.jupyterapp.commands"
 PANEL = "window.jupyterapp.shell.currentWidget"
 NOTEBOOK, KERNEL = f"{PANEL}.content", f"{PANEL}?.sessionContext?.session?.kernel"
-CLASHES = """() => {
-  const svg = document.querySelector('.inms-view svg'), frame = svg.viewBox.baseVal, found = [];
-  const texts = [...svg.querySelectorAll(':scope > text')].map(t => {
-    const {x, y, width, height} = t.getBBox();
-    return {words: t.textContent, left: x, right: x + width, top: y, bottom: y + height};
-  });
-  texts.forEach((a, i) => {
-    if (a.left < 0 || a.right > frame.width || a.bottom > frame.height)
-      found.push(`${a.words} leaves the frame`);
-    texts.slice(i + 1).forEach(b => {
-      const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-      const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-      if (wide > 0 && high > 6) found.push(`${a.words} lies over ${b.words}`);
-    });
-  });
+# Text of the dashboards that is cut off, too small to read, or lies outside its frame.
+CLASHES = """() => [...document.querySelectorAll('.inms-dash')].flatMap(dash => {
+  const frame = dash.getBoundingClientRect(), found = [];
+  for (const node of dash.querySelectorAll('*')) {
+    const box = node.getBoundingClientRect(), words = node.textContent.trim().slice(0, 30);
+    if (!box.width || !words || node.closest('.inms-say, pre, svg')) continue;
+    if (box.left < frame.left - 1 || box.right > frame.right + 1)
+      found.push(`${words} leaves the frame`);
+    const own = [...node.childNodes].some(c => c.nodeType === 3 && c.textContent.trim());
+    if (own && parseFloat(getComputedStyle(node).fontSize) < 11)
+      found.push(`${words} is too small`);
+  }
   return found;
-}"""
+})"""
+REFS = """least => [...document.querySelectorAll('.inms-dash')].some(dash => dash.hub &&
+  [...dash.hub.state().pools.values()].some(pool => pool.refs.some(n => n >= least)))"""
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 
@@ -188,10 +187,8 @@ class LabPage:
 
     def wait_for_refcount(self, least: int, seconds: float = 120) -> None:
         """Until a live view shows a block with so many holders."""
-        cells = "[...document.querySelectorAll('.inms-view svg text.n')]"
-        shown = f"{cells}.some(cell => +cell.textContent >= {least} && cell.previousSibling)"
-        self.page.wait_for_function(shown, timeout=1000 * seconds)
+        self.page.wait_for_function(REFS, arg=least, timeout=1000 * seconds)
 
     def clashes(self) -> list[str]:
-        """Words of the live view that leave its frame, or lie over each other."""
+        """Words of live views that leave their frame or are too small to read."""
         return list(self.page.evaluate(CLASHES))

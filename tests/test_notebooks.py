@@ -52,19 +52,19 @@ def test_cells_are_short_portable_and_free_of_widget_state(path: Path) -> None:
 FACTS = """
 import json, threading
 from inms_lab.events import Commanded, Released
-from inms_widgets.snapshot import snapshot_at
+from inms_widgets.frames import snapshot_at
 
 books = [which.log.replay() for which in (lab, alone)]
 events = list(enumerate(lab.log.events))
 index = next(i for i, e in events if isinstance(e, Commanded) and e.verb == "rollback")
-before = snapshot_at(lab.log, index, lab.engine.cache.store.bytes_per_token)
+before = snapshot_at(lab.log, index)
 print(json.dumps({
     "held": sum(pool.num_held for b in books for pool in b.pools.values()),
     "live": sum(seq.is_live for b in books for seq in b.sequences.values()),
     "refcounts": {p.pool_id: sorted({b.refs for b in p.blocks if b.refs}) for p in before.pools},
     "released": sum(isinstance(event, Released) for event in lab.log.events),
     "words": len(results["architect"].split()),
-    "updates": view.num_updates,
+    "updates": view.publisher.num_sent,
     "failures": view.num_failures,
     "threads": sum(t.name == "inms-lab" for t in threading.enumerate()),
 }))

@@ -15,7 +15,7 @@ const say = line => process.stdout.write(JSON.stringify(line) + "\n");
 const view = text => { const b = Buffer.from(text, "base64"); return new DataView(b.buffer, b.byteOffset, b.length); };
 let hear = null, first = null;
 const model = {
-  get: name => ({ first })[name],
+  get: name => ({ first, key: "key" })[name],
   on: (name, f) => { if (name === "msg:custom") hear = f; },
   off: () => { hear = null; },
   send: message => say({ send: message }),

@@ -78,4 +78,8 @@ class Dashboard(VBox):
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         """The widget; a picture of this moment for pages without a kernel; a plain line."""
         bundle = super()._repr_mimebundle_(**options) or {}
-        return bundle | self.view.fallback()
+        return bundle | self.fallback()
+
+    def fallback(self) -> dict[str, str]:
+        """What a page without a kernel shows: a script-free picture, a plain line."""
+        return self.view.fallback()

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from rjsmin import jsmin
 
+from inms_lab.fingerprint import digest
+
 HERE = Path(__file__).parent
 PARTS = {  # part -> (its file, its function), in the order in which a dashboard shows them
     "bar": ("bar", "bar"),
@@ -27,6 +29,15 @@ PARTS = {  # part -> (its file, its function), in the order in which a dashboard
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _FROM = re.compile(r'^import [^;]* from "\./(\w+)\.js";', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
+_LOADER = """const load = model => (globalThis.inmsCode ??= {})["%s"] ??= (async () => {
+  const url = URL.createObjectURL(new Blob([model.get("code")], { type: "text/javascript" }));
+  try { return (await import(url)).default; } finally { URL.revokeObjectURL(url); }
+})();
+export default {
+  initialize: async context => (await load(context.model)).initialize(context),
+  render: async context => (await load(context.model)).render(context),
+};
+"""
 _PARTS = re.compile(r"^const PARTS = \{.*\};$", re.MULTILINE)
 
 
@@ -48,6 +59,15 @@ def esm(parts: tuple[str, ...] = tuple(PARTS)) -> str:
     table = ",".join(f"{part}:{PARTS[part][1]}" for part in PARTS if part in parts)
     main = _PARTS.sub(f"const PARTS = {{{table}}};", _IMPORT.sub("", _read("js/main.js")))
     return str(jsmin("".join((*sources, main))))
+
+
+@cache
+def loader(parts: tuple[str, ...] = tuple(PARTS)) -> str:
+    """A small module that loads the real one (the widget's trait `code`) once for a page.
+
+    A module that a browser has loaded stays for ever; a cell that is run again makes a new widget.
+    """
+    return _LOADER % digest(b"code", esm(parts).encode()).hex()
 
 
 @cache

@@ -38,22 +38,28 @@ class Settings(VBox):
 
     def __init__(self, lab: Lab, lang: str = "en") -> None:
         self._lab, self._lang = weakref.ref(lab), lang
-        self.fields: dict[str, Any] = {"mode": _choice(lab.policy.name, list(MODES))}
+        self.fields: dict[str, Any] = {}
+        self.line, self.note, self.body = HTML(), HTML(), VBox()
+        panel = Accordion([self.body], titles=(self._t("settings"),), selected_index=None)
+        super().__init__([panel])
+        panel.observe(lambda _: self.fill(), "selected_index")
+
+    def fill(self) -> None:
+        """Make the fields, when the panel is first opened (they are many widgets for a page)."""
+        lab = self._lab()
+        if self.fields or lab is None:
+            return
+        self.fields["mode"] = _choice(lab.policy.name, list(MODES))
         for field in fields(Config):
             self.fields[field.name] = _input(field.name, getattr(lab.config, field.name))
-        self.line, self.note = HTML(), HTML()
         rows: list[Widget] = []
         for name, widget in self.fields.items():
             when = self._t("settings_now" if name in LIVE else "settings_new")
-            rows += [
-                HTML(f"<code>{name}</code>"),
-                widget,
-                HTML(f"{self._t(f'settings_{name}')} <i>({when})</i>"),
-            ]
+            words = f"{self._t(f'settings_{name}')} <i>({when})</i>"
+            rows += [HTML(f"<code>{name}</code>"), widget, HTML(words)]
             widget.observe(self._changed, "value")
         layout = Layout(grid_template_columns="max-content 150px 1fr", grid_gap="2px 12px")
-        body = VBox([GridBox(rows, layout=layout), self.line, self.note])
-        super().__init__([Accordion([body], titles=(self._t("settings"),), selected_index=None)])
+        self.body.children = [GridBox(rows, layout=layout), self.line, self.note]
         self._show()
 
     def _t(self, key: str) -> str:
@@ -84,7 +90,7 @@ class Settings(VBox):
 
     def close(self) -> None:
         """Take all of it out of the page."""
-        for child in _all(self):
+        for child in [*_all(self), *_all(self.line), *_all(self.note)]:
             if child is not self:
                 child.close()
         super().close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import anywidget
 import traitlets
@@ -37,6 +38,8 @@ class View(anywidget.AnyWidget):
     parts = traitlets.List(traitlets.Unicode()).tag(sync=True)
     lang = traitlets.Unicode("en").tag(sync=True)
     projector = traitlets.Bool(False).tag(sync=True)
+    key = traitlets.Unicode().tag(sync=True)
+    code = traitlets.Unicode().tag(sync=True)  # what `_esm` loads, once for a page
     strings = traitlets.Dict(esm.strings()).tag(sync=True)
     first = traitlets.Bytes(b"").tag(sync=True)  # what there was when the view was made
 
@@ -57,9 +60,10 @@ class View(anywidget.AnyWidget):
         self._lab = weakref.ref(lab) if lab is not None else None  # a view keeps no lab's memory
         self.publisher = Publisher(log, self._publish, lab, problem)
         first = self.publisher.feed.next(self.publisher.position)
-        code = {"_esm": esm.esm(tuple(parts)), "_css": esm.css(tuple(parts))}
+        chosen = tuple(parts)
+        code = {"_esm": esm.loader(chosen), "code": esm.esm(chosen), "_css": esm.css(chosen)}
         look = {"parts": list(parts), "lang": lang, "projector": bool(projector)}
-        super().__init__(**code, **look, first=first.packed())
+        super().__init__(**code, **look, key=uuid4().hex, first=first.packed())
         self._hear_anywhere()
         self.on_msg(lambda _, content, __: self.publisher.receive(content))
         reload.register(self)

@@ -1,6 +1,7 @@
 // What is pinned: a block's text, keys and holders, and everything that ever happened to it.
 import { PUBLISHED, hex } from "./wire.js";
 import { WRITTEN } from "./pool.js";
+import { reduce } from "./reduce.js";
 import { el } from "./hub.js";
 import { poolNamed, holdersOf, lightHolder } from "./map_people.js";
 
@@ -43,7 +44,7 @@ export function detail(root, hub) {
     const frame = fold.frames.findLast(f => f.index <= at), tag = `${at} ${place}`;
     if (past === tag || !frame) return past === tag ? before : null;
     const state = frame.copy(), event = fold.event(at), seq = () => state.seqs[event.seq_id];
-    for (let i = state.index; i < at; i++) state.apply(fold.words, fold.offsets[i - fold.first]);
+    for (let i = state.index; i < at; i++) reduce(state, fold.words, fold.offsets[i - fold.first]);
     past = tag;
     return (before = [seq(), seq().segments[event.segment], event.first + place]);
   }

@@ -116,7 +116,7 @@ export class Hub {
     if (!this.no || this.numSeen > list.length) { this.no = new Map(); this.numSeen = this.fold.firstDecision; }
     for (; this.numSeen < list.length; this.numSeen++) {
       const d = list[this.numSeen];
-      if (REFUSALS.includes(d.outcome)) this.no.set(d.at, d);
+      if (d && REFUSALS.includes(d.outcome)) this.no.set(d.at, d); // a bounded log may have lost some
     }
     return this.no;
   }
@@ -139,7 +139,14 @@ export class Hub {
     return !seq ? `#${id}` : seq.parent >= 0 ? `${seq.name} (${this.t("fork")} ${id})` : seq.name;
   }
   bytes(blocks, size) { return blocks * size * (this.fold.about.bytes_per_token || 0); }
-  stop() { this.alive = false; cancelAnimationFrame(this.frame); for (const p of this.parts) p.destroy?.(); this.parts = []; }
+  stop() {
+    this.alive = false;
+    cancelAnimationFrame(this.frame);
+    for (const part of this.parts) part.destroy?.();
+    this.parts = [];
+    this.emit("stop");
+    this.listeners.clear();
+  }
 }
 
 export function el(tag, attributes = {}, ...children) { // an element with attributes and children

@@ -41,6 +41,11 @@ export function build(root, fold, options) {
   root.hub = hub; // for those who drive a page by script
   const keys = event => key(hub, event);
   root.addEventListener("keydown", keys);
+  hub.on("stop", () => { // pages keep elements of views that are gone: nothing may hang on to them
+    root.removeEventListener("keydown", keys);
+    root.replaceChildren();
+    delete root.hub;
+  });
   hub.change();
   return hub;
 }
@@ -71,7 +76,7 @@ function pick(hub, way) {
 // --- in a notebook ---------------------------------------------------------------------------
 
 // One store for all views of a widget: it hears every message from the widget's creation on.
-const STORES = new WeakMap();
+const STORES = new Map(); // by the widget's key: each view gets a model object of its own
 class Store {
   constructor(model) {
     this.fold = new Fold(); this.hubs = new Set(); this.model = model; this.asked = new Map();
@@ -119,8 +124,9 @@ class Store {
   close() { this.model.off("msg:custom", this.hear); for (const hub of this.hubs) hub.stop(); this.hubs.clear(); }
 }
 export const storeOf = model => {
-  if (!STORES.has(model)) STORES.set(model, new Store(model));
-  return STORES.get(model);
+  const key = model.get("key");
+  if (!STORES.has(key)) STORES.set(key, new Store(model));
+  return STORES.get(key);
 };
 
 function unpack(view) { // a message and its buffers in one: length of the JSON, the JSON, buffers
@@ -135,7 +141,11 @@ function unpack(view) { // a message and its buffers in one: length of the JSON,
 export default {
   initialize({ model }) {
     const store = storeOf(model);
-    return () => { store.close(); STORES.delete(model); };
+    return () => {
+      store.close();
+      STORES.delete(model.get("key"));
+      for (const name of ["code", "_css", "first"]) model.set(name, ""); // pages keep models, too
+    };
   },
   render({ model, el: root }) {
     const store = storeOf(model);

@@ -1,56 +1,33 @@
 // Every block of every pool: cells while they fit, then dots, one pixel a block, tiles of blocks.
 import { COPIED, COMMANDED, poolAt, blocksOf } from "./wire.js";
+import { sum } from "./state.js";
 import { KIND, fit, sharp } from "./hub.js";
 import { MAP_CELL, MAP_HEAD, MAP_TIERS, MAP_FLASH, mapPen, mapPaint, mapLegend } from "./map_look.js";
 import { mapBlocks } from "./map_blocks.js";
-import { holdersOf, mapPeople } from "./map_people.js";
+import { holdersOf, mapEdges, mapPeople } from "./map_people.js";
 
 const MAP_SIZES = [1, 2, 4, 7, 13, 18, 32, 44]; // pixels a block, by level; below 0, 2 ** -level blocks a pixel
 
-function mapMarkup(t) {
-  const press = (key, text) => `<button title="${t(key)}" aria-label="${t(key)}">${text}</button>`;
-  return `<div class="map-bar"><h3>${t("map_title")}</h3>${press("map_out", "\u2212")}${press("map_in", "+")}` +
+export function blockMap(root, hub) {
+  const t = hub.t.bind(hub), { min, max, ceil } = Math, { fold, still, projector } = hub,
+    life = new AbortController(),
+    press = (key, text) => `<button title="${t(key)}" aria-label="${t(key)}">${text}</button>`;
+  root.innerHTML =
+    `<div class="map-bar"><h3>${t("map_title")}</h3>${press("map_out", "\u2212")}${press("map_in", "+")}` +
     `${press("map_fit_all", t("map_fit"))}<button aria-pressed="false">${t("map_whole")}</button></div>` +
     `<div class="map-body"><div class="map-box"><div><div class="map-view"><canvas></canvas>` +
     `<canvas tabindex="0" role="application" aria-label="${t("map_label")}"></canvas></div></div></div>` +
     `<div class="map-chips" role="group" aria-label="${t("map_holders")}"><small></small></div>` +
     `<svg class="map-arcs" aria-hidden="true"></svg></div>` +
     `<div class="map-line"></div><div class="map-legend"></div><i class="map-probe"></i>`;
-}
-// [pool, block, kind] of what happened between the moments `at` and `now`; null: draw all.
-function mapChanges(fold, at, now) {
-  const { words } = fold, a = Math.min(at, now), z = Math.max(at, now), out = [];
-  if (a < fold.first || z - a > 2000) return null;
-  for (let i = a; i < z; i++) {
-    const p = fold.offsets[i - fold.first], type = words[p], [from, n, shift] = blocksOf(words, p);
-    if (type === COMMANDED && fold.strings[words[p + 3]] === "rollback" || out.length > 30000) return null;
-    if (type === COPIED) out.push([words[p + 4], words[p + 5]]);
-    for (let j = 0; j < n; j++) out.push([words[p + poolAt(type)], words[from + j] >> shift, KIND[type]]);
-  }
-  return out;
-}
-function mapLit(keys) { // pool -> its blocks, in order
-  const lit = new Map();
-  for (const key of keys) {
-    const cut = key.lastIndexOf(":"), name = key.slice(0, cut);
-    if (!lit.has(name)) lit.set(name, []);
-    lit.get(name).push(+key.slice(cut + 1));
-  }
-  for (const list of lit.values()) list.sort((a, b) => a - b);
-  return lit;
-}
-
-export function blockMap(root, hub) {
-  const t = hub.t.bind(hub), { min, max, ceil } = Math, { fold, still } = hub, life = new AbortController();
-  root.innerHTML = mapMarkup(t);
-  const [box, view, line, chips] = ["box", "view", "line", "chips"].map(x => root.querySelector(".map-" + x));
-  const [base, canvas] = view.children, [less, more, all, whole] = root.querySelectorAll("button");
-  const forced = matchMedia("(forced-colors: active)"), look = {}, bands = [], chipOf = new Map();
-  const pen = base.getContext("2d"), top = canvas.getContext("2d"), { rect, frame, write } = mapPen(top, look);
-  const block = mapBlocks({ t, hub, look, place }, pen), { people, link, words } = mapPeople(root, hub, chipOf);
-  const tallest = hub.projector ? 560 : 420, last = still ? 4000 : 600; // pixels; how long a flash lasts
-  let painted = false, drawn = "", at = 0, end = null; // `drawn`, `at`, `end`: of what was drawn last
-  let zoom = 0, width = 0, height = 0, here = null, flashes = [], timer = 0, lit, keys; // `here`: where the keys are
+  const [box, view, line, chips] = ["box", "view", "line", "chips"].map(x => root.querySelector(".map-" + x)),
+    [base, canvas] = view.children, [less, more, all, whole] = root.querySelectorAll("button"),
+    pen = base.getContext("2d"), top = canvas.getContext("2d"), look = {}, { rect, frame, write } = mapPen(top, look),
+    block = mapBlocks(hub, t, look, place, pen), { people, link, words, chipOf } = mapPeople(hub, t, box, chips),
+    forced = matchMedia("(forced-colors: active)"),
+    tallest = projector ? 560 : 420, last = still ? 4000 : 600; // pixels; how long a flash lasts
+  let bands = [], drawn, at = 0, end, // `drawn`, `at`, `end`: of what was drawn last
+    zoom = 0, width, height, here, flashes = [], timer, lit, keys; // `here`: where the keys are
 
   // --- where everything is: a band for each pool, its blocks as large as there is room for
   function size(b) { // a band at its level
@@ -62,18 +39,18 @@ export function blockMap(root, hub) {
   }
   function renew(state) { // those that are drawn already stay the same objects
     const free = whole.ariaPressed === "true", order = Object.keys(MAP_TIERS);
-    bands.splice(0, 1 / 0, ...[...state.pools].map(([id, pool]) => {
+    bands = [...state.pools].map(([id, pool]) => {
       const b = bands.find(b => b.id === id) || { id }, { name, tier, count, high } = pool;
       return Object.assign(b, {
-        pool, name, width, tier: MAP_TIERS[tier] ? tier : "common", level: hub.projector ? 7 : 6,
+        pool, name, width, tier: MAP_TIERS[tier] ? tier : "common", level: projector ? 7 : 6,
         was: b.shown, shown: free ? count : high, more: !free && count > high,
       });
-    }).sort((a, b) => order.indexOf(a.tier) - order.indexOf(b.tier)));
+    }).sort((a, b) => order.indexOf(a.tier) - order.indexOf(b.tier));
     bands.forEach(size);
   }
   function layout(state) { // gives what a picture depends on besides the books
     renew(state);
-    for (let n = 0; n < 99 && bands.reduce((sum, b) => sum + b.tall, 0) > tallest; n++) { // the tallest gets smaller
+    for (let n = 0; n < 99 && sum(bands, b => b.tall) > tallest; n++) { // the tallest gets smaller
       const big = bands.reduce((a, b) => (b.rows > 1 && b.tall > (a?.tall || 0) ? b : a), null);
       if (big) { big.level--; size(big); }
     }
@@ -83,20 +60,20 @@ export function blockMap(root, hub) {
       b.top = y; y += b.tall;
     }
     height = max(1, min(y, tallest));
-    view.parentNode.style.height = `${y}px`; box.style.height = view.style.height = `${height}px`;
+    view.parentNode.style.height = y + "px"; box.style.height = view.style.height = height + "px";
     for (const b of bands) { // the rows in sight
       const from = box.scrollTop - b.top - MAP_HEAD, row = y => max(0, min(b.rows, y));
       b.from = row(from / b.size | 0); b.to = row(ceil((from + height) / b.size));
     }
-    const each = bands.map(b => [b.name, b.level, b.rows, b.top, b.shown < b.was]);
-    return [width, height, devicePixelRatio, box.scrollTop, ...each].join();
+    return [width, height, devicePixelRatio, box.scrollTop,
+      bands.map(b => [b.name, b.level, b.rows, b.top, b.shown < b.was])].join();
   }
   function place(b, block) { // the corner of a block, in the view
     const unit = block / b.k | 0;
     return [4 + unit % b.cols * b.size, b.top + MAP_HEAD + (unit / b.cols | 0) * b.size - box.scrollTop];
   }
   function hit(clientX, clientY) { // the block at a place of the window
-    const r = canvas.getBoundingClientRect(), x = clientX - r.left - 4, y = clientY - r.top + box.scrollTop - MAP_HEAD,
+    const r = mapEdges(canvas), x = clientX - r.left - 4, y = clientY - r.top + box.scrollTop - MAP_HEAD,
       b = bands.find(b => y >= b.top && y < b.top + b.rows * b.size);
     if (!b || x < 0 || x >= b.cols * b.size) return null;
     const block = (((y - b.top) / b.size | 0) * b.cols + (x / b.size | 0)) * b.k;
@@ -106,31 +83,52 @@ export function blockMap(root, hub) {
   const band = spot => spot && bands.find(b => b.name === spot.pool && spot.block >= 0 && spot.block < b.shown);
 
   // --- drawing
+  // [pool, block, kind] of what happened between the moments `at` and `now`; null: draw all.
+  function changes(now) {
+    const { words } = fold, a = min(at, now), z = max(at, now), out = [];
+    if (a < fold.first || z - a > 2000) return null;
+    for (let i = a; i < z; i++) {
+      const p = fold.offsets[i - fold.first], type = words[p], [from, n, shift] = blocksOf(words, p);
+      if (type === COMMANDED && fold.strings[words[p + 3]] === "rollback" || out.length > 30000) return null;
+      if (type === COPIED) out.push([words[p + 4], words[p + 5]]);
+      for (let j = 0; j < n; j++) out.push([words[p + poolAt(type)], words[from + j] >> shift, KIND[type]]);
+    }
+    return out;
+  }
   function draw(state) {
     width = box.clientWidth;
-    if (!width || life.signal.aborted) return; // out of sight: drawn when it comes back
-    if (!painted) { mapPaint(root, look, forced.matches); painted = true; drawn = ""; }
-    const now = state.index, key = layout(state), list = end === fold.end ? mapChanges(fold, at, now) : null,
+    if (!width) return; // out of sight: drawn when it comes back
+    if (!look.font) { mapPaint(root, look, forced.matches); drawn = ""; }
+    const now = state.index, key = layout(state), list = end === fold.end && changes(now),
       same = key === drawn && list;
     fit(base, width, height);
-    if (same) part.delta++; else { part.full++; pen.clearRect(0, 0, width, height); }
+    if (!same) pen.clearRect(0, 0, width, height);
     for (const b of bands) block(b, state, same);
     if (now !== at) flash(now, now > at && list || []);
     drawn = key; at = now; end = fold.end;
-    mapLegend(root, t, look, bands, forced.matches); people(state); over(state);
+    mapLegend(line.nextSibling, t, look, bands, forced.matches); people(state); over(state);
   }
   function flash(now, list) { // what just happened; those who were refused, at their chips
-    const time = performance.now(), no = hub.refusals(),
-      fresh = list.map(([id, block, kind]) => ({ id, block, kind, time })).filter(f => MAP_FLASH[f.kind]);
-    flashes = [...(still ? [] : flashes), ...fresh].slice(-300);
+    const time = performance.now(), no = hub.refusals();
+    if (still) flashes = [];
+    for (const [id, block, kind] of list) if (MAP_FLASH[kind]) flashes.push({ id, block, kind, time });
+    flashes = flashes.slice(-300);
     for (const chip of chipOf.values()) chip.classList.remove("map-no");
-    for (const d of list.length && no.size ? fold.decisions : [])
+    if (list.length && no.size) for (const d of fold.decisions)
       if (d && d.at >= at && d.at < now && no.has(d.at)) chipOf.get(d.seq)?.classList.add("map-no");
   }
-  function again() { timer = 0; if (painted && width && !life.signal.aborted) over(hub.state()); }
+  function again() { timer = 0; if (width) over(hub.state()); }
   function redraw() { drawn = ""; draw(hub.state()); }
 
   // --- over the blocks
+  function sort(keys) { // what is lit: pool -> its blocks, in order
+    lit = Object.create(null);
+    for (const key of keys) {
+      const cut = key.lastIndexOf(":");
+      (lit[key.slice(0, cut)] ||= []).push(+key.slice(cut + 1));
+    }
+    for (const name in lit) lit[name].sort((a, b) => a - b);
+  }
   function light(b, list) {
     const { k, cols, size } = b, unit = i => list[i] / k | 0, row = i => unit(i) / cols | 0, small = size < MAP_CELL;
     for (let i = 0; i < list.length; i++) { // a run of neighbours at once
@@ -164,8 +162,8 @@ export function blockMap(root, hub) {
   function over(state) { // what is lit, flashes, the pin, the keys, the pointer; the last of these in words
     const { pin, hover } = hub;
     fit(canvas, width, height).clearRect(0, 0, width, height);
-    if (keys !== hub.lit) { keys = hub.lit; lit = mapLit(keys); }
-    for (const b of bands) light(b, lit.get(b.name) || []);
+    if (keys !== hub.lit) sort(keys = hub.lit);
+    for (const b of bands) light(b, lit[b.name] || []);
     fade(performance.now());
     const pinned = band(pin), under = band(hover), mine = root.getRootNode().activeElement === canvas && band(here);
     let spot = pin, centre = [];
@@ -176,7 +174,7 @@ export function blockMap(root, hub) {
       top.setLineDash([]);
     }
     if (under) { spot = hover; centre = ring(under, hover.block, look.light, 1.5); }
-    const { id, pool } = centre[0] ? band(spot) : {}, holders = pool ? holdersOf(state, id, spot.block) : [];
+    const { id, pool } = band(spot) || {}, holders = pool ? holdersOf(state, id, spot.block) : [];
     line.textContent = pool ? words(pool, spot.block, holders) : t("map_hint");
     link(holders, centre, height);
   }
@@ -188,7 +186,7 @@ export function blockMap(root, hub) {
     const half = b.size / 2, y = place(b, block)[1], below = y + b.size - height;
     if (y < 0) box.scrollTop += y - MAP_HEAD; else if (below > 0) box.scrollTop += below + 6;
     redraw();
-    const r = canvas.getBoundingClientRect(), [left, top] = place(b, block);
+    const r = mapEdges(canvas), [left, top] = place(b, block);
     return { x: r.left + left + half, y: r.top + top + half };
   }
   function enlarge(to, keep = here || hub.pin, y = height / 2) { // the block `keep` stays where it is
@@ -203,7 +201,7 @@ export function blockMap(root, hub) {
     where(pool, block); hub.say(line.textContent);
   }
   function hover(to) {
-    if (hub.hover?.pool === to?.pool && hub.hover?.block === to?.block) return;
+    if (JSON.stringify(hub.hover) === JSON.stringify(to)) return;
     hub.hover = to; hub.emit("hover", to); again();
   }
   const under = e => hit(e.clientX, e.clientY), pin = to => { here = to; hub.setPin({ ...to }); };
@@ -211,11 +209,11 @@ export function blockMap(root, hub) {
   canvas.onclick = e => { const to = under(e); if (to) pin(to); };
   canvas.onfocus = canvas.onblur = chips.onscroll = again; box.onscroll = redraw;
   less.onclick = () => enlarge(zoom - 1); more.onclick = () => enlarge(zoom + 1); all.onclick = () => enlarge(0);
-  whole.onclick = () => { whole.ariaPressed = String(whole.ariaPressed !== "true"); redraw(); };
+  whole.onclick = () => { whole.ariaPressed = whole.ariaPressed !== "true"; redraw(); };
   box.onwheel = e => {
     if (!e.ctrlKey) return;
     e.preventDefault();
-    enlarge(zoom + (e.deltaY < 0 ? 1 : -1), under(e), e.clientY - box.getBoundingClientRect().top);
+    enlarge(zoom + (e.deltaY < 0 ? 1 : -1), under(e), e.clientY - mapEdges(box).top);
   };
   canvas.onkeydown = e => {
     const { key } = e, used = bands.filter(b => b.shown), mine = band(here), b = mine || used[0];
@@ -228,9 +226,9 @@ export function blockMap(root, hub) {
     else return;
     e.preventDefault(); e.stopPropagation();
   };
-  addEventListener("resize", redraw, life);
-  forced.addEventListener("change", () => { painted = false; redraw(); }, life);
-  const unsharp = sharp(box, redraw), part = { full: 0, delta: 0, draw, hit, where, redraw, destroy };
-  function destroy() { life.abort(); unsharp(); root.replaceChildren(); }
-  return part;
+  addEventListener("resize", redraw, life); // as long as life.signal is not aborted
+  forced.addEventListener("change", () => { look.font = ""; redraw(); }, life);
+  const unsharp = sharp(box, redraw);
+  function destroy() { width = 0; life.abort(); unsharp(); root.replaceChildren(); }
+  return { draw, hit, where, redraw, destroy };
 }

@@ -2,36 +2,23 @@
 import { CACHED, PROMISED } from "./pool.js";
 import { MAP_CELL, MAP_BIG, MAP_HEAD, MAP_TIERS, mapPen } from "./map_look.js";
 
-// Colours of blocks [from, to), `k` of them a pixel: the highest refcount wins.
-function mapPixels({ refs, flags, high }, lut, out, at, from, to, k) {
-  let b = from;
-  for (const stop = Math.min(to, high); b < stop; b += k) {
-    let most = refs[b], kept = flags[b];
-    if (k > 1) for (let c = b + 1, end = Math.min(b + k, stop); c < end; c++) {
-      if (refs[c] > most) most = refs[c];
-      kept |= flags[c];
-    }
-    out[at++] = lut[most ? (most < 99 ? most : 99) : kept & CACHED ? 100 : 0];
-  }
-  for (; b < to; b += k) out[at++] = lut[0];
-}
-
-export function mapBlocks({ t, hub, look, place }, pen) {
+export function mapBlocks(hub, t, look, place, pen) {
   const { rect, frame, write } = mapPen(pen, look), { min, max, ceil } = Math;
 
   // A band's name, what its tier is for and how full it is; below it, how much was never used.
   function heading(b) {
-    const { pool, tier, k } = b, n = x => x.toLocaleString(), unit = t(k > 1 ? "map_tiles" : "map_pixels", k),
-      text = t("map_counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + (b.size > 1 ? "" : " \u00b7 " + unit),
+    const { pool, tier, k } = b, n = x => x.toLocaleString(),
+      unit = b.size > 1 ? "" : " \u00b7 " + t(k > 1 ? "map_tiles" : "map_pixels", k),
+      text = t("map_counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + unit,
       more = b.more ? t(pool.high ? "map_never" : "map_unused", n(pool.count - pool.high)) : "";
     if (b.told === text + more) return;
     b.told = text + more;
-    const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("map_about_" + tier);
+    const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("map_about_" + tier),
+      put = (words, x, style, font = "") => { // gives where the next words may start
+        write(words, x, y + 14, `${font} ${px}px`, style, "left");
+        return x + pen.measureText(words).width + 9;
+      };
     pen.clearRect(0, y, b.width, MAP_HEAD); pen.clearRect(0, y + b.foot, b.width, b.tall - b.foot);
-    const put = (words, x, style, font = "") => { // gives where the next words may start
-      write(words, x, y + 14, `${font} ${px}px`, style, "left");
-      return x + pen.measureText(words).width + 9;
-    };
     const x = put(b.name, put(MAP_TIERS[tier], 4, look[tier].hue) - 2, look.light, "600");
     pen.font = `${px}px ${look.font}`;
     const start = max(x, b.width - 4 - pen.measureText(text).width);
@@ -41,6 +28,19 @@ export function mapBlocks({ t, hub, look, place }, pen) {
   }
 
   // --- dots and pixels
+  // Colours of blocks [from, to), `k` of them a pixel: the highest refcount wins.
+  function pixels({ refs, flags, high }, lut, out, at, from, to, k) {
+    let b = from;
+    for (const stop = min(to, high); b < stop; b += k) {
+      let most = refs[b], kept = flags[b];
+      if (k > 1) for (let c = b + 1, end = min(b + k, stop); c < end; c++) {
+        if (refs[c] > most) most = refs[c];
+        kept |= flags[c];
+      }
+      out[at++] = lut[most ? (most < 99 ? most : 99) : kept & CACHED ? 100 : 0];
+    }
+    for (; b < to; b += k) out[at++] = lut[0];
+  }
   function marks({ pool, size, cols }, from, to, y) { // lines between dots, marks on dots
     const n = to - from;
     for (let c = 1; c <= cols; c++) rect(look.dark, 3 + c * size, y, 1, n * size);
@@ -63,13 +63,14 @@ export function mapBlocks({ t, hub, look, place }, pen) {
     if (to === b.rows) pen.clearRect(4 + used * size, y + (n - 1) * size, (cols - used) * size, size);
   }
   function dots(b, list) { // only the rows of what `list` names
-    const { k, cols, from, to, shown } = b, width = cols * k;
+    const { k, cols, from, to, shown } = b, width = cols * k,
+      fill = (a, z) =>
+      pixels(b.pool, look[b.tier].lut, b.words, (a / k | 0) - from * cols, a - a % k, min(z, shown), k),
+      some = (a, z) => { // blocks [a, z), of one row
+        const row = a / width | 0;
+        if (row >= from && row < to) { fill(a, z); lo = min(lo, row); hi = max(hi, row + 1); }
+      };
     let lo = to, hi = from;
-    const fill = (a, z) => mapPixels(b.pool, look[b.tier].lut, b.words, (a / k | 0) - from * cols, a - a % k, min(z, shown), k);
-    const some = (a, z) => { // blocks [a, z), of one row
-      const row = a / width | 0;
-      if (row >= from && row < to) { fill(a, z); lo = min(lo, row); hi = max(hi, row + 1); }
-    };
     if (!list) {
       b.image = new ImageData(cols, to - from); b.words = new Uint32Array(b.image.data.buffer);
       b.ink = new OffscreenCanvas(cols, to - from).getContext("2d");
@@ -100,8 +101,8 @@ export function mapBlocks({ t, hub, look, place }, pen) {
   }
   function cell(b, block, who) {
     const { pool, size } = b, [left, top] = place(b, block), x = left + 1, y = top + 1, w = size - 2,
-      centre = x + w / 2, middle = y + w * (who ? 0.36 : 0.5), big = size >= MAP_BIG;
-    const state = pool.state(block), kept = state === "cached", n = block < pool.high ? pool.refs[block] : 0,
+      centre = x + w / 2, middle = y + w * (who ? 0.36 : 0.5), big = size >= MAP_BIG,
+      state = pool.state(block), kept = state === "cached", n = block < pool.high ? pool.refs[block] : 0,
       tier = look[b.tier], fill = tier.fill(n), ink = n ? tier.ink(n) : look.dim,
       px = big ? size * 0.4 | 0 : size - (n > 9 ? 6 : 4);
     pen.clearRect(left, top, size, size);

@@ -1,7 +1,8 @@
 // What blocks look like: glyphs, pens, colours that are worked out once, the legend.
 import { el } from "./hub.js";
 
-export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28; // from these sizes on: a number, all marks; a heading's height
+// From these sizes on, in pixels a block: a number; all marks. The height of a heading.
+export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28;
 export const MAP_TIERS = { global: "\u25c6", group: "\u25cf", private: "\u25a0", common: "\u25b2" };
 export const MAP_FLASH = { new: "N", share: "S", copy: "C", evict: "E", free: "F", abort: "X" };
 const MAP_COLOURS = { // what is drawn -> its name in the style sheet
@@ -21,59 +22,52 @@ export const mapPen = (pen, look) => ({
     pen.fillText(text, x, y);
   },
 });
-function mapHatch(style) {
-  const pen = el("canvas", { width: 6, height: 6 }).getContext("2d");
-  pen.strokeStyle = style; pen.globalAlpha = 0.7; pen.lineWidth = 1.4;
-  for (const x of [-6, 0, 6]) { pen.moveTo(x - 1, 7); pen.lineTo(x + 7, -1); }
-  pen.stroke();
-  return pen.createPattern(pen.canvas, "repeat");
-}
 // Fills the palette, so that no frame works out a colour. Colours are [red, green, blue] until then.
 export function mapPaint(root, look, forced) {
-  const probe = root.querySelector(".map-probe"), rgb = name => {
+  const probe = root.lastChild, pen = el("canvas", { width: 6, height: 6 }).getContext("2d"), rgb = name => {
     probe.style.color = forced ? { panel: "Canvas", dim: "GrayText" }[name] || "CanvasText" : `var(--${name})`;
     return getComputedStyle(probe).color.match(/[\d.]+/g).slice(0, 3).map(Number);
-  };
-  const css = c => `rgb(${c})`, mix = (a, b, x) => a.map((v, i) => Math.round(v + (b[i] - v) * x));
-  const dark = rgb("panel"), light = rgb("strong"), dim = rgb("dim"), grey = mix(dark, dim, 0.5);
-  for (const name in MAP_COLOURS) look[name] = css(rgb(MAP_COLOURS[name]));
-  look.line = css(grey); look.hatch = mapHatch(look.light); look.font = getComputedStyle(root).fontFamily;
-  const far = (a, b) => Math.abs(0.3 * (a[0] - b[0]) + 0.59 * (a[1] - b[1]) + 0.11 * (a[2] - b[2])),
+  }, css = c => `rgb(${c})`, mix = (a, b, x) => a.map((v, i) => Math.round(v + (b[i] - v) * x)),
+    dark = rgb("panel"), light = rgb("strong"), dim = rgb("dim"), grey = mix(dark, dim, 0.5),
+    far = (a, b) => Math.abs(0.3 * (a[0] - b[0]) + 0.59 * (a[1] - b[1]) + 0.11 * (a[2] - b[2])),
     deep = forced ? dark : mix(dark, [0, 0, 0], 0.5),
     ink = c => css(far(c, dark) > 0.9 * far(c, light) ? deep : light);
+  for (const name in MAP_COLOURS) look[name] = css(rgb(MAP_COLOURS[name]));
+  look.line = css(grey); look.font = getComputedStyle(root).fontFamily;
+  pen.strokeStyle = look.light; pen.globalAlpha = 0.7; pen.lineWidth = 1.4;
+  for (const x of [-6, 0, 6]) { pen.moveTo(x - 1, 7); pen.lineTo(x + 7, -1); }
+  pen.stroke(); look.hatch = pen.createPattern(pen.canvas, "repeat");
   for (const tier in MAP_TIERS) {
     const hue = rgb(tier), shades = [
       mix(dark, dim, 0.16),
       ...[0.5, 0.72, 0.92].map(x => mix(dark, hue, x)),
       ...[0.24, 0.48, 0.74].map(x => mix(hue, light, x)),
-    ];
-    const lut = Uint32Array.from({ length: 101 }, (_, n) => { // by refcount; 100: cached
+    ], lut = Uint32Array.from({ length: 101 }, (_, n) => { // by refcount; 100: cached
       const [r, g, b] = n > 99 ? grey : shades[mapShade(n)];
       return (255 << 24 | b << 16 | g << 8 | r) >>> 0;
-    });
-    const fills = shades.map(css), inks = shades.map(ink);
+    }), fills = shades.map(css), inks = shades.map(ink);
     look[tier] = { lut, hue: css(hue), fill: n => fills[mapShade(n)], ink: n => inks[mapShade(n)] };
   }
 }
 
 // The legend, of what is to be seen now.
-export function mapLegend(root, t, look, bands, forced) {
-  const legend = root.querySelector(".map-legend"), most = Math.max(...bands.filter(b => b.rows).map(b => b.size)), { fill, ink } = look[bands[0]?.tier || "private"];
-  const mark = (name, style = "", text = "") => `<b class="map-mark map-${name}" style="${style}">${text}</b>`,
+export function mapLegend(node, t, look, bands, forced) {
+  const most = Math.max(...bands.filter(b => b.rows).map(b => b.size)),
+    { fill, ink } = look[bands[0]?.tier || "private"],
+    mark = (name, style = "", text = "") => `<b class="map-mark map-${name}" style="${style}">${text}</b>`,
     filled = (c, style = "", text) => mark("", "background:" + c + style, text),
     shade = n => filled(fill(n), ";color:" + ink(n), n),
-    coloured = (tag, c, text) => ` <${tag} style="color:${c}">${text}`,
-    cue = (key, icon, from = -1 / 0) => (most >= from ? `<span>${icon}${t("map_l_" + key)}</span>` : "");
-  const tiers = Object.keys(MAP_TIERS).filter(x => bands.some(b => b.tier === x))
-    .map(x => coloured("span", look[x].hue, `${MAP_TIERS[x]} ${t("map_" + x)}</span>`));
-  const flashes = Object.keys(MAP_FLASH)
-    .map(k => coloured("b", look[k], `${MAP_FLASH[k]}</b> ${t("map_f_" + k)}`));
+    cue = (key, icon, from) => (most < from ? "" : `<span>${icon || mark(key)}${t("map_l_" + key)}</span>`),
+    tiers = [...new Set(bands.map(b => b.tier))]
+      .map(x => ` <span style="color:${look[x].hue}">${MAP_TIERS[x]} ${t("map_" + x)}</span>`),
+    flashes = Object.keys(MAP_FLASH)
+      .map(k => ` <b style="color:${look[k]}">${MAP_FLASH[k]}</b> ${t("map_f_" + k)}`);
   const html = `<span>${t("map_l_hue")}${tiers.join("")}</span>`
     + cue(forced ? "number" : "refs", [1, 2, 4, 16].map(shade).join(""))
     + cue("pending", mark("pending", "background-color:" + fill(1)), 4)
     + cue("cached", most > 2 ? mark("cached", "", most < MAP_CELL ? "" : 0) : filled(look.line))
     + cue("free", most < MAP_CELL ? filled(fill(0)) : mark("empty"))
-    + cue("ro", mark("ro"), 18) + cue("fill", mark("part"), MAP_BIG) + cue("lock", mark("lock"), MAP_BIG)
+    + cue("ro", "", 18) + cue("fill", "", MAP_BIG) + cue("lock", "", MAP_BIG)
     + `<span>${t("map_l_flash")}${flashes.join("")}</span>`;
-  if (legend.told !== html) legend.innerHTML = legend.told = html;
+  if (node.told !== html) node.innerHTML = node.told = html;
 }

@@ -22,36 +22,38 @@ export function lightHolder(hub, id) {
   if (blocks.length) hub.say(hub.t("map_lit", hub.nameOf(id), blocks.length));
 }
 
-export function mapPeople(root, hub, chipOf) {
-  const [box, body, chips, arcs] = ["box", "body", "chips", "arcs"].map(x => root.querySelector(".map-" + x)),
-    t = hub.t.bind(hub), rest = chips.firstChild, edges = node => node.getBoundingClientRect();
+export const mapEdges = node => node.getBoundingClientRect();
 
-  function chip(id) {
-    const onclick = () => lightHolder(hub, hub.agent === id && hub.lit.size ? null : id),
-      node = el("button", { class: "map-chip", onclick });
-    chipOf.set(id, node); rest.before(node);
-    return node;
-  }
+export function mapPeople(hub, t, box, chips) {
+  const body = chips.parentNode, arcs = chips.nextSibling, rest = chips.firstChild, chipOf = new Map();
+
   function people(state) { // all who live or hold something, but not more than a hundred
     const live = state.seqs.filter(q => q && (state.live(q) || q.segments.some(s => s.blocks.length))),
-      shown = new Map(live.slice(0, 100).map(q => [q.id, q])), more = live.length - 100;
-    for (const [id, node] of chipOf) if (!shown.has(id)) { node.remove(); chipOf.delete(id); }
-    for (const [id, seq] of shown) {
-      const on = hub.agent === id && hub.lit.size > 0, name = hub.nameOf(id), told = `${seq.state} ${on} ${name}`,
-        node = chipOf.get(id) || chip(id), glyph = seq.parent < 0 ? MAP_KINDS[seq.kind] || "\u25cf" : "\u25d0";
+      shown = live.slice(0, 100), more = live.length - 100;
+    for (const [id, node] of chipOf) if (!shown.includes(state.seqs[id])) { node.remove(); chipOf.delete(id); }
+    for (const seq of shown) {
+      const { id } = seq, name = hub.nameOf(id), on = hub.agent === id && hub.lit.size > 0,
+        told = `${seq.state} ${on} ${name}`,
+        glyph = seq.parent < 0 ? MAP_KINDS[seq.kind] || "\u25cf" : "\u25d0";
+      let node = chipOf.get(id);
+      if (!node) {
+        const onclick = () => lightHolder(hub, hub.agent === id && hub.lit.size ? null : id);
+        chipOf.set(id, node = el("button", { class: "map-chip", onclick }));
+        rest.before(node);
+      }
       if (node.told === told) continue;
-      node.told = told; node.ariaPressed = String(on);
+      node.told = told; node.ariaPressed = on;
       node.replaceChildren(glyph, el("b", { title: name }, name), el("i", {}, t("map_s_" + seq.state)));
     }
     rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t("map_nobody");
   }
   function link(holders, [left, top], height) { // arcs from a place in the view to its holders' chips
-    const [all, pane, from] = [body, chips, box].map(edges), held = new Set(holders.map(([seq]) => seq.id));
+    const [all, pane, from] = [body, chips, box].map(mapEdges), held = id => holders.some(([seq]) => seq.id === id);
     let paths = "";
     for (const [id, node] of chipOf) {
-      node.classList.toggle("map-holds", held.has(id));
-      if (!held.has(id) || pane.left < from.right || top < 0 || top > height) continue;
-      const r = edges(node), x = left + from.left - all.left, y = top + from.top - all.top,
+      node.classList.toggle("map-holds", held(id));
+      if (!held(id) || pane.left < from.right || top < 0 || top > height) continue;
+      const r = mapEdges(node), x = left + from.left - all.left, y = top + from.top - all.top,
         tx = r.left - all.left, ty = Math.max(pane.top, Math.min(pane.bottom, r.top + r.height / 2)) - all.top,
         bend = Math.max(30, (tx - x) / 2);
       paths += `<path d="M${x} ${y}C${x + bend} ${y} ${tx - bend} ${ty} ${tx} ${ty}"/>`;
@@ -65,5 +67,5 @@ export function mapPeople(root, hub, chipOf) {
     if (pool.fill[block]) out.push(t("map_slots", pool.fill[block], pool.size));
     return out.join(" \u00b7 ");
   }
-  return { people, link, words };
+  return { people, link, words, chipOf };
 }

@@ -75,7 +75,7 @@ export function stepper(root, hub) {
     render(hub.state());
     list.querySelector("[tabindex='0']").focus();
   }
-  const dash = root.parentNode, keys = e => {
+  const dash = root.closest(".inms-dash"), keys = e => {
     const way = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1 }[e.key];
     if (!way || e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey || /INPUT|SELECT/.test(e.target.tagName)) return;
     if (e.key[1] && e.target !== dash && !root.contains(e.target)) return; // other parts have arrows of their own
