@@ -1,7 +1,8 @@
-"""The README's picture, docs/lab00.png: `python benchmarks/screenshot.py`
+"""The README's pictures, docs/lab00.png and docs/dashboard.png: `python benchmarks/screenshot.py`
 
-Opens lab 00 in a real JupyterLab in Chromium, runs it up to the published decision, and takes the
-picture of the cell in which two agents write while the view shows what they share.
+Opens lab 00 in a real JupyterLab in Chromium and runs it up to the dashboard. The first picture is
+of the cell in which two agents write while the view shows what they share; the second of the
+dashboard, taken back to the copy-on-write, with a block pinned.
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGET = ROOT / "docs" / "lab00.png"
+DOCS = ROOT / "docs"
 LAB = "00_start_here.ipynb"
-SIZE = {"width": 1180, "height": 830}
-MOST_BYTES = 200_000
+SMALL, LARGE = {"width": 1180, "height": 830}, {"width": 1760, "height": 1900}
+MOST_BYTES = 400_000
+BACK = """() => {
+  const { hub } = [...document.querySelectorAll('.inms-dash')].at(-1);
+  hub.seek(hub.fold.first);
+  hub.jump('copy');
+  const last = hub.fold.decisions.findLast(d => d && d.stop <= hub.cursor);
+  if (last) { hub.decision = last.number; }
+  hub.setPin({ pool: 'global', block: 1 });
+}"""
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -26,24 +35,47 @@ import browser  # noqa: E402
 def main() -> None:
     """Run, wait, look."""
     cells = nbformat.read(ROOT / "labs" / LAB, as_version=4).cells
-    shown = next(i for i, cell in enumerate(cells) if "await lab.run({architect" in cell.source)
-    last = next(i for i, cell in enumerate(cells) if "recorded" in cell.metadata.get("tags", ()))
+    writing = next(i for i, cell in enumerate(cells) if "await lab.run({architect" in cell.source)
+    looking = next(i for i, cell in enumerate(cells) if "Dashboard(lab)" in cell.source)
     with (
         tempfile.TemporaryDirectory() as folder,
         browser.jupyterlab(Path(folder)) as address,
-        browser.chromium(viewport=SIZE) as page,
+        browser.chromium(viewport=SMALL) as page,
     ):
         lab = browser.LabPage(page, address, LAB)
         lab.tidy()
-        lab.run_above(last + 1)
+        lab.run_above(looking + 1)
         lab.wait_for_refcount(5)
         lab.wait_until_run()
-        lab.scroll_to(shown)
-        TARGET.parent.mkdir(exist_ok=True)
-        page.screenshot(path=TARGET)
-    size = TARGET.stat().st_size
+        lab.scroll_to(writing)
+        save(page, "lab00.png")
+        page.set_viewport_size(LARGE)
+        lab.scroll_to(looking)
+        page.evaluate(BACK)
+        page.wait_for_timeout(1500)  # flashes fade, the kernel explains the decision
+        page.locator(".inms-bar").last.evaluate("bar => bar.scrollIntoView()")
+        page.wait_for_timeout(500)
+        top = page.locator(".inms-bar").last.bounding_box()
+        end = page.locator(".inms-agents").last.bounding_box()
+        assert top is not None
+        assert end is not None
+        clip = {**top, "height": min(end["y"], LARGE["height"] - 40) - top["y"]}
+        page.screenshot(path=DOCS / "dashboard.png", clip=clip)
+        said("dashboard.png")
+
+
+def save(page: browser.Page, name: str) -> None:
+    """The page as it is, into docs/."""
+    DOCS.mkdir(exist_ok=True)
+    page.screenshot(path=DOCS / name)
+    said(name)
+
+
+def said(name: str) -> None:
+    """How large it is."""
+    size = (DOCS / name).stat().st_size
     assert size < MOST_BYTES, f"{size} bytes"
-    print(f"{TARGET.relative_to(ROOT)}: {size / 1000:.0f} kB")
+    print(f"docs/{name}: {size / 1000:.0f} kB")
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_the_recorded_run_shows_before_anything_runs(opened: Opened) -> None:
 def test_all_cells_run_and_the_view_shows_shared_blocks(opened: Opened) -> None:
     lab, page = opened.lab, opened.lab.page
     lab.run_all()
-    page.locator(".inms-view svg").first.wait_for(timeout=120_000)
+    page.locator(".inms-map canvas").first.wait_for(timeout=120_000)
     seconds = time.perf_counter() - opened.started
     print(f"\nfirst live picture {seconds:.1f} s after the start of the server")
     lab.wait_for_refcount(4)
@@ -73,15 +73,30 @@ def test_all_cells_run_and_the_view_shows_shared_blocks(opened: Opened) -> None:
 
 @pytest.mark.parametrize("width", [1280, 1920])
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_the_view_is_whole_at_this_width_and_theme(opened: Opened, width: int, theme: str) -> None:
+def test_the_views_are_whole_at_this_width_and_theme(
+    opened: Opened, width: int, theme: str
+) -> None:
     page = opened.lab.page
     page.set_viewport_size({"width": width, "height": 1000})
     opened.lab.theme(theme)
-    view = page.locator(".inms-view svg").first
-    view.scroll_into_view_if_needed()
-    assert opened.lab.clashes() == []
-    box = view.bounding_box()
-    assert box is not None
-    assert 0 <= box["x"] < box["x"] + box["width"] <= width
-    assert box["width"] >= 760, "text is as small as 11 px below this"
-    page.screenshot(path=opened.shots / f"page_{width}_{theme}.png")
+    for number, name in enumerate(("map", "whole")):
+        view = page.locator(".inms-dash").nth(-1 if number else 0)
+        view.scroll_into_view_if_needed()
+        page.wait_for_timeout(300)
+        assert opened.lab.clashes() == []
+        box = view.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= width
+        page.screenshot(path=opened.shots / f"{name}_{width}_{theme}.png")
+
+
+def test_the_words_of_a_block_are_the_models_text(opened: Opened) -> None:
+    page = opened.lab.page
+    words = page.evaluate("""() => {
+      const dashes = [...document.querySelectorAll('.inms-dash')], { hub } = dashes.at(-1);
+      const seq = hub.fold.end.seqs.find(seq => seq.name === 'architect');
+      const tokens = seq.segments.flatMap(s => hub.fold.tokensOf(s, 0, s.count));
+      return hub.fold.textOf(tokens).map(piece => piece[0]).join('');
+    }""")
+    assert "Rules of the shop:\n1. A customer pays once" in words
+    assert "<|im_start|>user\nThe pay button can be clicked twice." in words

@@ -19,6 +19,7 @@ from inms_lab import reload
 from inms_lab.errors import BadInput, InmsError
 from inms_lab.lab import Lab
 from inms_lab.log import Log
+from inms_lab.logfile import open_log
 
 from . import esm
 from .frames import snapshot_at, snapshot_now
@@ -148,7 +149,7 @@ def _log_of(source: Lab | Log | str | Path) -> tuple[Log, Lab | None, str]:
     """The log, its lab if that is open, and what the view must say (a file that cannot be read)."""
     if isinstance(source, (str, Path)):
         try:
-            return Log.load(source), None, ""
+            return open_log(source), None, ""
         except (InmsError, OSError) as error:
             return Log(), None, str(error)
     if isinstance(source, Log):

@@ -88,6 +88,7 @@ export function agents(root, hub) {
     return box;
   }
   return {
+    pace: 100, // milliseconds between two pictures while the log only grows
     draw(state) {
       width = list.clientWidth;
       const seqs = state.seqs.filter(Boolean).sort((a, b) => state.live(b) - state.live(a) || a.id - b.id), pick = hub.agent ?? seqs.find(q => q.kind === "agent")?.id;

@@ -37,7 +37,8 @@ export class Hub {
   }
   emit(name, value) { for (const f of this.listeners.get(name) || []) f(value); }
   // Every change ends here: parts are drawn once in the next frame of the page.
-  change() {
+  change(grown = false) { // grown: nothing but that the log is longer
+    this.grown = grown && (this.grown || !this.dirty);
     this.dirty = true;
     if (!this.frame && this.alive !== false) this.frame = requestAnimationFrame(now => this.draw(now));
   }
@@ -47,14 +48,20 @@ export class Hub {
     this.play(now);
     if (!this.dirty) return;
     this.dirty = false;
-    const state = this.state();
-    for (const part of this.parts) part.draw(state);
+    const state = this.state(), { grown } = this;
+    this.grown = false;
+    for (const part of this.parts) {
+      if (grown && now < part.rest) { this.later ||= setTimeout(() => { this.later = 0; this.change(true); }, part.rest - now); continue; }
+      const start = performance.now();
+      part.draw(state);
+      if (part.pace) part.rest = now + Math.min(300, Math.max(part.pace, 10 * (performance.now() - start)));
+    }
   }
   state() { return this.fold.at(this.cursor); }
   received() { // the log has grown
     if (this.mode === "follow") this.cursor = this.fold.length;
     if (this.cursor < this.fold.first) this.cursor = this.fold.first;
-    this.emit("received"); this.change();
+    this.emit("received"); this.change(true);
   }
   seek(index, mode = "paused") {
     this.cursor = Math.max(this.fold.first, Math.min(Math.round(index), this.fold.length));
@@ -142,6 +149,7 @@ export class Hub {
   stop() {
     this.alive = false;
     cancelAnimationFrame(this.frame);
+    clearTimeout(this.later);
     for (const part of this.parts) part.destroy?.();
     this.parts = [];
     this.emit("stop");

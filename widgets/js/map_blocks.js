@@ -124,8 +124,10 @@ export function mapBlocks(hub, t, look, place, pen) {
   }
   function cells(b, state) { // those that are not as they were drawn
     const from = b.from * b.cols, to = min(b.to * b.cols, b.shown), { refs, flags, fill, label } = b.pool, who = [];
-    if (b.size >= MAP_BIG) for (const seq of state.seqs) for (const seg of seq?.segments || []) if (seg.pool === b.id)
-      for (const i of seg.blocks) if (i >= from && i < to) (who[i] ||= []).push([...seq.name][0] || "?"); // initials
+    if (b.size >= MAP_BIG) for (const seq of state.seqs) for (const seg of seq?.segments || []) if (seg.pool === b.id && seg.blocks.length) {
+      const initial = String.fromCodePoint(seq.name.codePointAt(0) || 63); // of the first five holders
+      for (const i of seg.blocks) if (i >= from && i < to && !((who[i] ||= []).length > 4)) who[i].push(initial);
+    }
     for (let i = from; i < to; i++) {
       const sign = [refs[i], flags[i], fill[i], label[i], who[i]].join();
       if (b.signs[i] !== sign) { b.signs[i] = sign; cell(b, i, who[i]); }

@@ -163,6 +163,7 @@ export function timeline(root, hub) {
   };
 
   return {
+    pace: 100, // milliseconds between two pictures while the log only grows
     draw(state) {
       if (index.first !== fold.first) index = new TimeIndex(fold);
       index.read(fold);
