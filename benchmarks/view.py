@@ -134,9 +134,9 @@ window.bench = {
 
 def kit() -> str:
     """A page with the dashboard's code, nothing shown, and what drives it: `bench`."""
-    source = esm.esm().replace("</script", "<\\/script")
+    source = esm.esm(offline=True).replace("</script", "<\\/script")
     names = "window.STRINGS = " + json.dumps(esm.strings())
-    more = "Object.assign(window, { Fold, build, offline, unpack, unbase, storeOf });"
+    more = "Object.assign(window, { Fold, build, unpack, unbase });"
     return (
         '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
         f"<style>body{{margin:8px}}{esm.css()}</style><div id='inms'></div>"

@@ -74,6 +74,11 @@ def test_the_joined_module_is_one_that_node_can_load(
     )
     assert done.returncode == 0, done.stderr
     assert "default" in done.stdout
+    path.write_text(esm.esm(parts, offline=True), "utf-8")
+    done = subprocess.run(
+        [str(NODE), "--input-type=module", "-e", code], capture_output=True, text=True
+    )
+    assert "offline" in done.stdout, done.stderr
 
 
 def test_every_key_that_the_code_asks_for_is_in_the_table_in_both_languages() -> None:

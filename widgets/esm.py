@@ -49,8 +49,8 @@ def strings() -> dict[str, tuple[str, str]]:
 
 
 @cache
-def esm(parts: tuple[str, ...] = tuple(PARTS)) -> str:
-    """The module's source, for these parts."""
+def esm(parts: tuple[str, ...] = tuple(PARTS), offline: bool = False) -> str:
+    """The module's source, for these parts; `offline`: for a page without a kernel."""
     chosen = [PARTS[part] for part in PARTS if part in parts]
     names: list[str] = []
     for file in ("fold", "hub", *(file for file, _ in chosen)):
@@ -58,7 +58,8 @@ def esm(parts: tuple[str, ...] = tuple(PARTS)) -> str:
     sources = [_EXPORT.sub("", _IMPORT.sub("", _read(f"js/{name}.js"))) for name in names]
     table = ",".join(f"{part}:{PARTS[part][1]}" for part in PARTS if part in parts)
     main = _PARTS.sub(f"const PARTS = {{{table}}};", _IMPORT.sub("", _read("js/main.js")))
-    return str(jsmin("".join((*sources, main))))
+    last = [_IMPORT.sub("", _read("js/offline.js"))] if offline else []
+    return str(jsmin("".join((*sources, main, *last))))
 
 
 @cache

@@ -62,7 +62,7 @@ def page(
         shown = redacted(shown, keep)
     data = b64encode(gzip.compress(_packed(shown), 9, mtime=0)).decode()
     words = esm.strings()[f"export_{redact}"][lang == "zh"]
-    source = esm.esm().replace("</script", "<\\/script")
+    source = esm.esm(offline=True).replace("</script", "<\\/script")
     options = {"lang": lang, "projector": bool(projector), "strings": esm.strings()}
     out = PAGE.format(
         lang="zh-Hans" if lang == "zh" else "en",

@@ -1,6 +1,7 @@
 // The transport of the picture (what is shown) and the controls of the lab (what happens).
-import { RATES, el } from "./hub.js";
+import { el } from "./hub.js";
 
+const RATES = [1, 2, 5, 10, 25, 100, 1000]; // steps of play a second
 export const BAR_GLYPHS = { copy: "◆", share: "●", evict: "▲", refuse: "✕", fail: "‼", free: "○", release: "★" };
 // A part's own strings, and numbers as they are written in the language of the view.
 export const barWords = (hub, part) => [(key, ...args) => hub.t(`${part}_${key}`, ...args), n => n.toLocaleString(hub.lang)];

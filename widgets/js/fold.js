@@ -13,7 +13,7 @@ export class Fold {
     this.decisions = []; this.firstDecision = 0; this.explained = new Map(); this.errors = {};
     this.end = new State(this.strings);
     this.frames = []; this.frameBytes = 0;
-    this.series = []; // rows of SERIES, one a step, thinned when there are very many
+    this.series = []; // rows of State.row, one a step, thinned when there are very many
     this.thin = 1;
     this.cursor = null;
   }

@@ -12,7 +12,6 @@ export const JUMPS = {
 };
 export const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
 export const KIND = { [SHARED]: "share", [ALLOCATED]: "new", [COPIED]: "copy", [EVICTED]: "evict", [FREED]: "free", [PUBLISHED]: "publish", [ABORTED]: "abort" };
-export const RATES = [1, 2, 5, 10, 25, 100, 1000]; // steps of play a second
 
 export class Hub {
   constructor(fold, strings, { lang = "en", projector = false, ask = null, command = null } = {}) {
@@ -54,7 +53,7 @@ export class Hub {
       if (grown && now < part.rest) { this.later ||= setTimeout(() => { this.later = 0; this.change(true); }, part.rest - now); continue; }
       const start = performance.now();
       part.draw(state);
-      if (part.pace) part.rest = now + Math.min(300, Math.max(part.pace, 10 * (performance.now() - start)));
+      if (part.pace) part.rest = now + Math.min(300, Math.max(part.pace, 20 * (performance.now() - start)));
     }
   }
   state() { return this.fold.at(this.cursor); }

@@ -12,7 +12,7 @@ import { table } from "./table.js";
 const PARTS = { bar, timeline, map: blockMap, detail, decision: stepper, agents, table };
 const ALL = Object.keys(PARTS);
 
-const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+export const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
 const ints = view => (view ? new Int32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : null);
 
 // Builds the parts into `root`; gives the hub.
@@ -129,7 +129,7 @@ export const storeOf = model => {
   return STORES.get(key);
 };
 
-function unpack(view) { // a message and its buffers in one: length of the JSON, the JSON, buffers
+export function unpack(view) { // a message and its buffers in one: length of the JSON, the JSON, buffers
   const bytes = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
   const head = new DataView(bytes.buffer).getUint32(0, true);
   const m = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + head)));
@@ -169,22 +169,3 @@ export default {
     };
   },
 };
-
-// --- offline ---------------------------------------------------------------------------------
-
-// `text`: base64 of the gzip of a packed message, as export.py writes it.
-export async function offline(root, text, options) {
-  try {
-    const stream = new Blob([unbase(text)]).stream().pipeThrough(new DecompressionStream("gzip"));
-    const m = unpack(new Uint8Array(await new Response(stream).arrayBuffer()));
-    const fold = new Fold();
-    fold.push({ ...m, pieces: m.pieces.map(([id, piece]) => [id, unbase(piece)]) });
-    const hub = build(root, fold, options);
-    const fullest = fold.series.reduce((a, b) => (b[2] > a[2] ? b : a), [fold.length, 0, 0]);
-    hub.seek(fullest[0]); // at the end all has been given back
-    return hub;
-  } catch (error) {
-    root.append(el("p", { class: "inms-message", role: "alert" }, `${options.strings.unreadable[options.lang === "zh" ? 1 : 0]} ${error.message}`));
-    return null;
-  }
-}

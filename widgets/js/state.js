@@ -2,11 +2,6 @@
 // Changed by reduce.js only, one event after the other.
 
 const LIVE = ["registered", "prefilling", "ready", "decoding"];
-// What charts sum up, one row a step: index, step; blocks held, cached, free; blocks that the live
-// agents would hold each alone; unused slots; holes; stranded; blocks found; blocks looked for.
-export const SERIES = [
-  "index", "step", "held", "cached", "free", "alone", "unused", "holes", "stranded", "hits", "asked",
-];
 
 export const need = (seg, length) => Math.ceil(length / seg.size); // blocks
 export const sum = (list, f) => { let n = 0; for (const x of list) n += f(x); return n; };
@@ -85,7 +80,9 @@ export class State {
     }
     if (most !== pool.fill[block]) pool.filled(block, most);
   }
-  row() { // the row of SERIES at this moment
+  // What charts sum up, one row a step: index, step; blocks held, cached, free; blocks that the live
+  // agents would hold each alone; unused slots; holes; stranded; blocks found; blocks looked for.
+  row() {
     const pools = [...this.pools.values()], free = sum(pools, p => p.free);
     const full = pools.some(p => p.held === p.count);
     return [

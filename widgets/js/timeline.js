@@ -4,7 +4,7 @@ import { TIME_ENDS, TimeIndex, timeFind } from "./moments.js";
 import { BAR_GLYPHS, barWords, barSet, barButton } from "./bar.js";
 
 const TIME_LANES = 8; // seen at once; the rest by scrolling
-// What is drawn of the rows of SERIES: key, its value, how, and further columns for its words.
+// What is drawn of the rows of State.row: key, its value, how, and further columns for its words.
 const TIME_CHARTS = [
   ["memory", 7, ["held", r => r[2], "area"], ["cached", r => r[3], "thin"], ["alone", r => r[5], "dash"]],
   ["waste", 4, ["unused", (r, size) => 100 * r[6] / (r[2] * size), "", 6], ["holes", (r, _, room) => 100 * r[7] / room, "dash", 7], ["stranded", (r, _, room) => 100 * r[8] / room, "dot", 8]],
