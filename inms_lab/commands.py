@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from operator import index
 
+from inms_lab.checks import may_write
 from inms_lab.errors import (
     BadInput,
     ContextTooLong,
@@ -23,7 +24,6 @@ from inms_lab.outcome import Plan
 from inms_lab.policy import PRIVATE, Place, Policy
 from inms_lab.release import forgotten, freed
 from inms_lab.request import Request
-from inms_lab.rules import may_write
 from inms_lab.sequence import Sequence
 
 

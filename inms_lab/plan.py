@@ -67,7 +67,7 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
                 )
             break
         if not may_write(seq, segment.tier) and "label" not in seq.off:
-            return Refused(seq_id, 4, f"a {seq.kind} may not write {segment.tier} text")
+            return Refused(seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
         end = _stretch(pool, segment, here, min(count, here + budget - (stop - start)), seq)
         first = -(-here // size)
         keys = tuple(segment.key(index) for index in range(first, -(-end // size)))

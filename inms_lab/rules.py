@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from inms_lab.checks import clears, is_written, same_tokens
-from inms_lab.checks import may_write as may_write  # commands.py asks it here
+from inms_lab.checks import clears, is_written, may_write, same_tokens
 from inms_lab.errors import PlanInvalid
 from inms_lab.events import (
     Aborted,
@@ -121,7 +120,7 @@ def _shared(books: Ledger, e: Shared) -> None:
 
 def _allocated(books: Ledger, e: Allocated) -> None:
     seq, segment, pool = _end_of(books, e)
-    require(may_write(seq, pool.spec.tier), f"a {seq.kind} may not write to {e.pool_id}")
+    require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
     require(segment.length < e.length <= len(segment.tokens), "slots and tokens differ")
     if segment.length % segment.block_size:
         require(_owned(pool, segment.blocks[-1]), "the block before is not the writer's alone")
@@ -137,7 +136,7 @@ def _copied(books: Ledger, e: Copied) -> None:
     source, start = books.pools[e.src_pool], e.index * segment.block_size
     require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
     require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
-    require(may_write(seq, pool.spec.tier), f"a {seq.kind} may not write to {e.pool_id}")
+    require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
     require(pool.next_free(1) == (e.dst,), "not the head of the free queue")
     require(0 < e.num_slots <= segment.block_size, "a copy has slots")
     require(start + e.num_slots <= len(segment.tokens), "slots and tokens differ")

@@ -105,7 +105,8 @@ def test_an_interrupt_ends_a_pause(lab: Lab) -> None:
 
 
 def test_the_log_does_not_depend_on_who_presses_what(lab: Lab) -> None:
-    """Commands hammered from a second thread: the same log, and balanced books."""
+    """jupyterlab#19719: a handler races the running cell. Commands hammered from a second thread:
+    the same log, and balanced books."""
     quiet = Lab(ToyModel(), config=lab.config)
     logs = []
     for one in (quiet, lab):

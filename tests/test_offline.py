@@ -33,19 +33,18 @@ from inms_widgets.export import export_html
 from inms_widgets.feed import Feed, Position
 from inms_widgets.snapshot import CACHED, HELD
 
-REQUIRED = os.environ.get("INMS_REQUIRE_BROWSER") == "1"
-if find_chromium() is None and not REQUIRED:
+if find_chromium() is None and os.environ.get("INMS_REQUIRE_BROWSER") != "1":
     pytest.skip("no Chromium here (inms-lab doctor says how to get one)", allow_module_level=True)
 
 import browser
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-sys.path.append(str(BENCHMARKS))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
 import view as bench
 from big_log import SIZE, BigLog
 
 pytestmark = [pytest.mark.browser]
+REQUIRED = os.environ.get("INMS_REQUIRE_BROWSER") == "1"
 ROUND = {"width": 1280, "height": 1000}
 HUB = "document.querySelector('.inms-dash').hub"
 PROMPT, GROUP, PRIVATE = "mandate", "bulletin", "diary"
@@ -65,24 +64,28 @@ STATE = """() => {
       else if (pool.refs[b]) one.held[b] = pool.refs[b];
     }
   }
+  const text = s => hub.fold.textOf(hub.fold.tokensOf(s, 0, s.count)).map(x => x[0]).join("");
+  const table = s => s.blocks.map(b => [state.pool(s.pool).name, b]);
   const holders = state.seqs.map(seq => [seq.state, state.numTokens(seq),
-    seq.segments.flatMap(s => s.blocks.map(b => [state.pool(s.pool).name, b])),
-    seq.segments.map(s => hub.fold.textOf(hub.fold.tokensOf(s, 0, s.count)).map(x => x[0]).join("")).join("")]);
+    seq.segments.flatMap(table), seq.segments.map(text).join("")]);
   return { cursor: hub.cursor, pools, holders, row: state.row() };
 }"""
 # For every canvas that has a size: a number that depends on each of its pixels, 0 if it is blank.
-PIXELS = """() => [...document.querySelectorAll(".inms-dash canvas")].filter(c => c.clientWidth && !c.matches("[tabindex]")).map(c => {
+PIXELS = """() => [...document.querySelectorAll(".inms-dash canvas:not([tabindex])")].filter(
+  c => c.clientWidth).map(c => {
   const { data } = c.getContext("2d").getImageData(0, 0, c.width, c.height);
   let sum = 0;
   for (let i = 0; i < data.length; i++) sum = (sum * 31 + data[i]) % 1000003;
   return data.some(Boolean) ? sum + 1 : 0;
 })"""
 # What can be operated, is in sight, and is not one of a group through which arrow keys lead.
-CONTROLS = """() => [...document.querySelectorAll(".inms-dash :is(button, input, select, textarea, summary, a[href], [tabindex])")].filter(
+KINDS = "button, input, select, textarea, summary, a[href], [tabindex]"
+CONTROLS = f"""() => [...document.querySelectorAll(".inms-dash :is({KINDS})")].filter(
   node => node.checkVisibility() && !node.disabled && !node.closest("[hidden]"))"""
 NAMELESS = f"""() => ({CONTROLS})().filter(node => {{
   const role = node.getAttribute("role") || "", words = node.textContent.trim();
-  return !(node.ariaLabel || node.title || node.labels?.length || words && (role || !node.matches("[tabindex]") || node.matches("pre, button, summary")));
+  const speaks = role || !node.matches("[tabindex]") || node.matches("pre, button, summary");
+  return !(node.ariaLabel || node.title || node.labels?.length || words && speaks);
 }}).map(node => node.outerHTML.slice(0, 120))"""
 
 
@@ -296,10 +299,12 @@ def test_no_key_of_the_string_table_is_left_on_the_page(tab: Tab, log: Log, lang
     tab.page.locator(".inms-table summary").click()
     tab.hub("hub.setPin({ pool: 'global', block: 0 }); hub.jump('refuse')")
     found = tab.do("""() => {
-      const walk = document.createTreeWalker(document.querySelector(".inms-dash"), NodeFilter.SHOW_TEXT), out = [];
+      const root = document.querySelector(".inms-dash"), out = [];
+      const walk = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
       for (let node; (node = walk.nextNode());) out.push(node.data);
       for (const node of document.querySelectorAll(".inms-dash *"))
-        out.push(...["aria-label", "title", "aria-valuetext", "placeholder", "alt"].map(name => node.getAttribute(name) || ""));
+        for (const name of ["aria-label", "title", "aria-valuetext", "placeholder", "alt"])
+          out.push(node.getAttribute(name) || "");
       return out;
     }""")
     parts = "map|bar|time|step|detail|table|agent|check|export|settings"
@@ -419,7 +424,8 @@ def test_everything_can_be_reached_by_tab_and_has_a_name(page: Tab) -> None:
     wanted = page.do(f"""() => {{
       window.wanted = new Set(({CONTROLS})().filter(node => node.tabIndex >= 0));
       window.roving = ({CONTROLS})().filter(node => node.tabIndex < 0);
-      document.querySelector(".inms-dash").addEventListener("focusin", e => wanted.delete(e.target));
+      const root = document.querySelector(".inms-dash");
+      root.addEventListener("focusin", event => wanted.delete(event.target));
       return wanted.size;
     }}""")
     assert wanted > 40
@@ -457,7 +463,8 @@ def test_the_keyboard_alone_steps_jumps_plays_and_pins(page: Tab, log: Log) -> N
     for _ in range(7):
         page.press("j")
         steps.append(page.do(
-            "() => [...document.querySelectorAll('.s-checks > li')].findIndex(li => li.querySelector('[aria-current=step]'))"
+            "() => [...document.querySelectorAll('.s-checks > li')]"
+            ".findIndex(li => li.querySelector('[aria-current=step]'))"
         ))  # fmt: skip
     assert steps == list(range(7))
     page.press("k")
@@ -502,7 +509,7 @@ def test_a_click_on_a_block_pins_it_and_shows_its_tokens_holders_and_history(
     page.page.locator(".inms-map").scroll_into_view_if_needed()
     for state, number in by_state.items():
         spot = page.do(
-            "n => document.querySelector('.inms-dash').hub.parts.find(p => p.where).where('private', n)",
+            f"n => {HUB}.parts.find(part => part.where).where('private', n)",
             number,
         )
         page.page.mouse.click(spot["x"], spot["y"])
@@ -594,14 +601,15 @@ def test_a_canvas_that_was_out_of_sight_is_not_blank(page: Tab) -> None:
 def test_colours_are_looked_up(page: Tab) -> None:
     """dask/distributed#8763: colours recomputed hundreds of times a second."""
     count = page.hub("""
-      const original = window.getComputedStyle, read = CSSStyleDeclaration.prototype.getPropertyValue;
+      const original = window.getComputedStyle, style = CSSStyleDeclaration.prototype;
+      const read = style.getPropertyValue;
       let n = 0;
       hub.seek(200); hub.draw(0);
       window.getComputedStyle = (...all) => { n++; return original(...all); };
-      CSSStyleDeclaration.prototype.getPropertyValue = function (name) { n++; return read.call(this, name); };
+      style.getPropertyValue = function (name) { n++; return read.call(this, name); };
       for (let i = 0; i < 20; i++) { hub.seek(200 + i % 2); hub.dirty = true; hub.draw(0); }
       window.getComputedStyle = original;
-      CSSStyleDeclaration.prototype.getPropertyValue = read;
+      style.getPropertyValue = read;
       return n;
     """)
     assert count == 0
@@ -663,9 +671,12 @@ def test_after_1000_forks_and_frees_the_view_equals_the_fold(kit: tuple[Tab, Pat
         toy.do(child, "close")
     tab, _ = kit
     opened(kit, toy.log, 300)
-    tab.do("""async () => { for (const packed of bench.rest) { bench.push(packed); bench.hub.received();
-      await new Promise(requestAnimationFrame); } }""")
+    tab.do("""async () => { for (const packed of bench.rest) {
+      bench.push(packed); bench.hub.received();
+      await new Promise(requestAnimationFrame);
+    } }""")
     assert tab.hub("return hub.cursor") == len(toy.log)
+    tab.page.wait_for_timeout(500)  # the last picture is in time
     shown = tab.do(STATE)
     assert {
         name: {int(b): n for b, n in pool["held"].items()} for name, pool in shown["pools"].items()
@@ -721,7 +732,8 @@ def test_a_long_context_shows_quickly(tab: Tab, tokens: int) -> None:
     start = tab.do("() => performance.now()")
     assert start < 15_000
     took = tab.hub(
-        "const t = performance.now(); hub.agent = 0; hub.seek(hub.fold.length); hub.draw(0); return performance.now() - t"
+        "const start = performance.now(); hub.agent = 0; hub.seek(hub.fold.length);"
+        "hub.draw(0); return performance.now() - start"
     )
     assert took < 2000
     text = tab.page.locator(".a-text").first
@@ -760,7 +772,7 @@ def test_large_pools_have_levels_of_detail_and_any_step_can_be_gone_to(
 
 
 def test_the_benchmark_runs_and_prints_one_line_of_json() -> None:
-    command = [sys.executable, str(BENCHMARKS / "view.py"), "--quick", "--json"]
+    command = [sys.executable, bench.__file__, "--quick", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)

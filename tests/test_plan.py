@@ -768,7 +768,7 @@ def test_a_global_text_that_nobody_preloaded_is_refused() -> None:
     toy = Toy()
     agent = toy.agent("a")
     toy.enter(agent, "append", SYSTEM, tier="global", seal=True)
-    assert planned(toy, agent) == Refused(agent, 4, "a agent may not write global text")
+    assert planned(toy, agent) == Refused(agent, 4, "no agent may write global text")
 
 
 def test_bad_requests_have_named_answers_and_leave_the_agent_usable() -> None:
@@ -870,7 +870,7 @@ EDITS: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
         insert(1, Copied(AGENT, 1, 0, "private", 4, "private", 3, 4)),
     ),
     "a copy into the sealed tier": (
-        "may not write to global",
+        "may write to global",
         insert(1, Copied(AGENT, 0, 0, "global", 0, "global", 3, 4)),
     ),
     "the sealed tier for private text": (
@@ -878,7 +878,7 @@ EDITS: dict[str, tuple[str, Callable[[Plan], Plan]]] = {
         edit(2, pool_id="global", blocks=(), keys=()),
     ),
     "a write into the sealed prompt": (
-        "may not write to global",
+        "may write to global",
         insert(0, Allocated(AGENT, 0, "global", (0, 1), (b"", b""), 6)),
     ),
     "no mounting of what stands before": ("at the end of what a holder has", drop(0)),
@@ -1002,7 +1002,7 @@ def test_nobody_but_the_prompts_holder_is_given_a_block_of_the_global_pool() -> 
         if allowed:
             assert toy.cache.commit(plan) is None
         else:
-            with pytest.raises(PlanInvalid, match="may not write to global"):
+            with pytest.raises(PlanInvalid, match="may write to global"):
                 toy.cache.commit(plan)
 
 

@@ -179,6 +179,7 @@ def bad_network(seed: int) -> Network:
 def test_the_view_converges_over_a_network_that_drops_delays_and_shuffles(
     seed: int, tmp_path: Path, alone: list[str]
 ) -> None:
+    """wigglystuff#289: stutter, and frames out of order."""
     with new_lab() as lab, watched(lab, tmp_path, bad_network(seed)) as (page, publisher):
         lab.controls.speed(200)  # so that there are many messages
         assert run(lab) == alone
@@ -243,6 +244,7 @@ def test_buttons_of_the_page_reach_the_lab(tmp_path: Path) -> None:
 
 
 def test_a_bounded_log_says_where_it_begins(tmp_path: Path, monkeypatch: Any) -> None:
+    """ray#22027: a history that is never dropped takes all memory."""
     monkeypatch.setattr("inms_lab.log.CHUNK", 20)
     with new_lab(limit=60) as lab:
         run(lab)

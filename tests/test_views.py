@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -49,6 +51,7 @@ def test_the_view_follows_a_run_and_what_happens_without_a_step(lab: Lab) -> Non
 
 
 def test_many_events_make_few_messages() -> None:
+    """plotly.py#5056, #1288: an update for each change. Here: at most two a turn, however many."""
     lab = dry_lab()
     view = View(lab)
     agent = lab.agent("backend")
@@ -204,6 +207,7 @@ def test_wrong_sources_and_options_are_named(lab: Lab) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_said_in_the_view(lab: Lab, tmp_path: Path) -> None:
+    """pytorch#183842: an unknown version showed an empty page."""
     work(lab)
     good = tmp_path / "run.inmslog"
     lab.log.save(good)
@@ -213,6 +217,9 @@ def test_a_file_that_cannot_be_read_is_said_in_the_view(lab: Lab, tmp_path: Path
         "flipped.inmslog": whole[:200] + bytes([whole[200] ^ 255]) + whole[201:],
         "text.inmslog": b"nothing of the kind",
         "empty.inmslog": b"",
+        "newer.inmslog": gzip.compress(
+            gzip.decompress(whole).replace(b'"version":1', b'"version":9')
+        ),
     }
     for name, content in cases.items():
         (tmp_path / name).write_bytes(content)
@@ -228,6 +235,7 @@ def test_a_file_that_cannot_be_read_is_said_in_the_view(lab: Lab, tmp_path: Path
 
 
 def test_a_log_too_large_for_a_page_begins_where_it_fits(lab: Lab) -> None:
+    """pytorch#158364, #176290: the last event must be there, and the page alive."""
     from inms_widgets.feed import Feed, Position
 
     work(lab)
@@ -235,6 +243,29 @@ def test_a_log_too_large_for_a_page_begins_where_it_fits(lab: Lab) -> None:
     message = feed.next(at, None)
     assert message.content["from"] == len(lab.log) - 50
     assert message.content["hasKeyframe"]
+
+
+def test_nothing_of_a_view_depends_on_what_is_printed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ipykernel#1564: output of a hook on a message is dropped. Here there is none to drop."""
+
+    class Closed:
+        def write(self, _: str) -> int:
+            raise ValueError("nobody may print")
+
+    view = View(lab)
+    work(lab)
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, Closed())
+    lab.agent("late").read([1] * 40).result()
+    view.publisher.receive({"kind": "ready", "have": 0})
+    view.publisher.receive({"kind": "command", "name": "pause"})
+    wait_until(lambda: lab.controls.state == "paused" and all_sent(view))
+    monkeypatch.undo()
+    assert view.num_failures == 0
+    lab.controls.resume()
+    view.close()
 
 
 def test_settings_change_what_can_be_changed_and_write_the_line_for_the_rest(lab: Lab) -> None:

@@ -255,7 +255,7 @@ def test_an_agents_text_may_not_be_global() -> None:
     made = toy.log.decisions[-1]
     there = what_if(toy.log, made, tier="global")
     assert (there.other.decided.outcome, there.other.decided.check) == ("refused", 4)
-    assert there.words == "refused instead of planned: a agent may not write global text"
+    assert there.words == "refused instead of planned: no agent may write global text"
     assert there.other.events == ()
     group = what_if(toy.log, made, tier="group:team").other
     assert (group.decided.outcome, group.decided.check) == ("refused", 4)
@@ -294,7 +294,7 @@ def test_a_prompt_that_is_private_is_computed_by_each() -> None:
 def test_behind_the_prompt_an_agents_text_may_not_be_global() -> None:
     toy, _, made = reader()
     there = what_if(toy.log, made, tier="global")
-    assert there.words == "refused instead of planned: a agent may not write global text"
+    assert there.words == "refused instead of planned: no agent may write global text"
 
 
 def test_what_the_log_does_not_say_is_refused_by_name() -> None:

@@ -26,6 +26,7 @@ from .frames import snapshot_at
 from .picture import render_html
 
 MOST_BYTES = 64 << 20  # of a page; a browser takes more, a mail or a course page does not
+LANGUAGES = ("en", "zh")
 MOST_EXPLAINED = 2000  # decisions whose checks are put into the page: the newest
 
 PAGE = """<!doctype html>
@@ -55,6 +56,8 @@ def page(
 ) -> str:
     """The page. `redact`: what is masked, "private" (all but prompts and what was published),
     "all" or "nothing"."""
+    if lang not in LANGUAGES:
+        raise BadInput(f"the views speak {' and '.join(LANGUAGES)}, not {lang!r}")
     if redact not in REDACT:
         raise BadInput(f"redact is one of {', '.join(REDACT)}, not {redact!r}")
     keep, shown = REDACT[redact], log.copy()  # a running lab may go on meanwhile

@@ -22,13 +22,13 @@ from inms_lab.log import Log
 from inms_lab.logfile import open_log
 
 from . import esm
+from .export import LANGUAGES
 from .frames import snapshot_at, snapshot_now
 from .picture import render_html
 from .publisher import Publisher
 from .snapshot import Snapshot
 
 PARTS = tuple(esm.PARTS)
-LANGUAGES = ("en", "zh")
 
 
 class View(anywidget.AnyWidget):

@@ -168,7 +168,7 @@ export function el(tag, attributes = {}, ...children) { // an element with attri
   return node;
 }
 
-export const mib = bytes => bytes < 8 * 2 ** 30 ? `${(bytes / 2 ** 20).toFixed(1)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+export const mib = bytes => bytes < 2 ** 20 ? `${+(bytes / 1024).toFixed(1)} KiB` : bytes < 8 * 2 ** 30 ? `${(bytes / 2 ** 20).toFixed(1)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`;
 
 // A canvas that is as sharp as the screen; draws again when its size or its visibility changes.
 export function sharp(canvas, redraw) {

@@ -21,7 +21,7 @@ function timeEach(list, view, pixels, paint) {
 export function timeline(root, hub) {
   const { fold } = hub, [t, n] = barWords(hub, "time");
   const size = hub.projector ? 15 : 12, row = size + 3, tall = size + 9, left = size * 10;
-  let index = new TimeIndex(fold), from = 0, span = 0, held = false, was, drawn, seated, view, shown = []; // span 0: all
+  let index = new TimeIndex(fold), from = 0, span = 0, held = false, was, drawn, seated, view, rolled, shown = []; // span 0: all
   const css = getComputedStyle(root), colours = {}, colour = name => (colours[name] ||= css.getPropertyValue(`--${name}`));
   const canvas = () => el("canvas", { "aria-hidden": "true" });
   const dim = text => el("span", { class: "inms-dim" }, text);
@@ -85,7 +85,7 @@ export function timeline(root, hub) {
   const reveal = i => { list.scrollTop = clamp(list.scrollTop, (i + 1) * tall - list.clientHeight, i * tall); };
   lanes.onclick = event => { const l = under(event); if (l) choose(l); };
   lanes.onpointermove = event => { const l = under(event); list.title = l ? tell(l) : ""; };
-  list.onscroll = () => hub.change();
+  list.onscroll = () => { if (list.scrollTop !== rolled) hub.change(); }; // not when it was us who scrolled
   list.onkeydown = event => {
     const way = { ArrowDown: 1, ArrowUp: -1 }[event.key], i = shown.findIndex(l => l.id === hub.agent) + way;
     if (!way) return;
@@ -197,7 +197,7 @@ export function timeline(root, hub) {
       }
       const seat = [sign, hub.agent, list.scrollTop].join();
       if (seat !== seated) {
-        seated = seat;
+        seated = seat; rolled = list.scrollTop;
         drawLanes(width);
         barSet(more, shown.length > TIME_LANES ? `${t("legend")} · ${t("more", n(shown.length - TIME_LANES))}` : shown.length ? t("legend") : "");
         Object.assign(list, { ariaValueMax: shown.length, ariaValueNow: 1 + shown.findIndex(l => l.id === hub.agent), ariaValueText: hub.agent === null ? t("none") : hub.nameOf(hub.agent) });
