@@ -214,6 +214,16 @@ def test_a_run_is_the_same_without_a_viewer_and_with_one_that_never_answers(
         publisher.close()
 
 
+def test_a_viewer_that_is_closed_in_the_middle_of_a_run_changes_nothing(alone: list[str]) -> None:
+    with new_lab() as lab:
+        publisher = Publisher(lab.log, lambda content, _: None, lab)
+        publisher.start()
+        threading.Timer(0.1, publisher.close).start()
+        assert run(lab) == alone
+        wait_for(lambda: not publisher._thread.is_alive())
+        assert not publisher.num_failures
+
+
 def test_a_viewer_that_breaks_is_contained_and_told(alone: list[str]) -> None:
     def broken(content: Content, buffers: list[bytes]) -> None:
         raise OSError("the page is gone")

@@ -20,7 +20,7 @@ function agentSpans(state, seq, pin) {
 export function agents(root, hub) {
   const { fold } = hub, t = (key, ...args) => hub.t(`agent_${key}`, ...args), cards = new Map(), list = el("ul");
   const more = el("button", { onclick: () => { all = true; hub.change(); } }), masked = el("p", { hidden: true }, t("masked"));
-  let last, all = false, width = 0, pin = null;
+  let last, auto = null, all = false, width = 0, pin = null;
   root.append(el("h3", {}, t("title")), masked, list, more);
   list.onclick = list.onkeydown = e => { // click, Enter: light it; arrows: to the next one
     const n = e.target.closest("[data-tier]"), way = { ArrowRight: "nextSibling", ArrowLeft: "previousSibling" }[e.key];
@@ -91,10 +91,15 @@ export function agents(root, hub) {
     pace: 100, // milliseconds between two pictures while the log only grows
     draw(state) {
       width = list.clientWidth;
-      const seqs = state.seqs.filter(Boolean).sort((a, b) => state.live(b) - state.live(a) || a.id - b.id), pick = hub.agent ?? seqs.find(q => q.kind === "agent")?.id;
+      const every = state.seqs.filter(Boolean), seqs = [...every.filter(q => state.live(q)), ...every.filter(q => !state.live(q))], pick = hub.agent ?? seqs.find(q => q.kind === "agent")?.id;
       const moved = pick != null && pick !== last, shown = seqs.filter((q, i) => all || i < 24 || q.id === pick);
-      if (moved) { last = pick; boxOf(pick).open = true; }
+      if (moved) { // what nobody chose is closed when another takes its place
+        if (auto !== null) boxOf(auto).open = false;
+        auto = hub.agent === null ? pick : null;
+        last = pick; boxOf(pick).open = true;
+      }
       const boxes = shown.map(q => card(state, q));
+      if (cards.size > 200 && !all) for (const [id, box] of cards) if (!box.open && !boxes.includes(box)) cards.delete(id);
       if (boxes.length !== list.children.length || boxes.some((b, i) => b !== list.children[i])) stepPut(list, boxes);
       pin = hub.pin;
       more.hidden = shown.length === seqs.length;
