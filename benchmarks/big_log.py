@@ -13,6 +13,7 @@ from inms_lab.events import (
     Commanded,
     Copied,
     Event,
+    Evicted,
     Freed,
     PoolOpened,
     Published,
@@ -100,6 +101,8 @@ class BigLog:
         if self.rng.random() < 0.1 and self.free:
             dst = self.free.popleft()
             self._put(Copied(seq, 1, len(own) - 1, "private", own[-1], "private", dst, SIZE))
+            key = b"%08d%08d" % (seq, own[-1])
+            self._put(Evicted("private", (own[-1],), (key,), (0,)))
             self.free.append(own[-1])
             own[-1] = dst
         self.agents.append((seq, own, numbers))

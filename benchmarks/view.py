@@ -27,7 +27,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 0
-STEP_SECONDS = 0.005  # of a paced run: about what the default model needs for two tokens on a GPU
+STEP_SECONDS = 0.005  # of a paced run, asleep, as if a device computed
 VIEWPORT = {"width": 1280, "height": 1000}
 
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]

@@ -180,8 +180,17 @@ def _difference(real: Side, other: Side) -> str:
         )
     )
     said = [
-        f"{verb} {new} {'bytes' if verb == 'takes' else 'blocks'} instead of {old}"
+        f"takes {_size(new)} instead of {_size(old)}"
+        if verb == "takes"
+        else f"{verb} {new} blocks instead of {old}"
         for verb, new, old in counts
         if new != old
     ]
     return "; ".join(said) or "the same counts, other blocks"
+
+
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "an unknown size"
+    small = num_bytes < 1 << 20
+    return f"{num_bytes / 1024:.4g} KiB" if small else f"{num_bytes / 2**20:.2f} MiB"

@@ -6,10 +6,16 @@ import json
 import re
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from test_ledger import Player
 
+from inms_lab.errors import BadInput
+from inms_lab.explain import explain_all
+from inms_lab.policy import MODES
+from inms_lab.whatif import what_if
 from inms_widgets import esm
 
 JS = sorted((Path(esm.__file__).parent / "js").glob("*.js"))
@@ -96,3 +102,34 @@ def test_the_placeholders_of_both_languages_agree() -> None:
     for key, (english, chinese) in esm.strings().items():
         marks = [sorted(set(re.findall(r"\{\d\}", text))) for text in (english, chinese)]
         assert marks[0] == marks[1], key
+
+
+def sayings() -> list[re.Pattern[str]]:
+    """The engine's sentences that the string table knows, as patterns."""
+    rows = [row[0] for key, row in sorted(esm.strings().items()) if key.startswith("say_")]
+    return [re.compile(re.sub(r"\\\{\d\\\}", "(.+?)", re.escape(row)) + r"\Z") for row in rows]
+
+
+def test_every_sentence_of_an_explanation_is_in_the_table() -> None:
+    """What the engine says in random runs, and what a what-if says, has a Chinese form."""
+    forms, said = sayings(), set()
+    for mode in MODES:
+        for seed in range(6):
+            player = Player(mode, 3000 + seed)
+            for _ in player.play(150):
+                pass
+            log = player.toy.log
+            for explanation in explain_all(log):
+                for part in explanation.parts:
+                    said.add(part.reason)
+                    for check in part.checks:
+                        said.update(check.why.split("; "))
+                        said.update(dropped.why for dropped in check.dropped)
+            for decided in log.decisions[:: max(1, len(log.decisions) // 4)]:
+                for other in ("independent", "global"):
+                    with suppress(BadInput):
+                        said.update(what_if(log, decided, mode=other).words.split("; "))
+    said.discard("")
+    assert len(said) > 40
+    unknown = [text for text in said if not any(form.match(text) for form in forms)]
+    assert not unknown, unknown[:10]

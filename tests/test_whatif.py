@@ -217,7 +217,7 @@ def test_without_sharing_the_prompt_is_computed_by_its_reader() -> None:
     assert (there.real.num_bytes, there.other.num_bytes) == (12, 20)
     assert there.words == (
         "shares 0 blocks instead of 2; allocates 5 blocks instead of 3; "
-        "takes 20 bytes instead of 12"
+        "takes 0.01953 KiB instead of 0.01172 KiB"
     )
     assert dict(there.real.held) == {"global": 2, "group:team": 0, "private": 0}
     assert dict(there.other.held) == {"private": 0}

@@ -48,7 +48,7 @@ export function mapPeople(hub, t, box, chips) {
     rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t("map_nobody");
   }
   function link(holders, [left, top], height) { // arcs from a place in the view to its holders' chips
-    const [all, pane, from] = [body, chips, box].map(mapEdges), held = id => holders.some(([seq]) => seq.id === id);
+    const [all, pane, from] = holders.length ? [body, chips, box].map(mapEdges) : [], held = id => holders.some(([seq]) => seq.id === id);
     let paths = "";
     for (const [id, node] of chipOf) {
       node.classList.toggle("map-holds", held(id));

@@ -15,6 +15,22 @@ export function stepPut(box, ...kids) {
 // Pieces of text as nodes: the model's control tokens small.
 export const stepText = pieces => pieces.map(([text]) => (/^<\|.*\|>$/.test(text) ? el("small", {}, text) : text));
 const stepSize = n => (n < 1048576 ? `${+(n / 1024).toFixed(1)} KiB` : mib(n));
+// What the engine says, in the language of the view: the table's rows "say_..." are its sentences.
+export function stepSaid(hub, text) {
+  if (hub.lang !== "zh" || !text) return text;
+  const plain = words => words.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{\d\}/g, "(.+?)");
+  hub.sayings ||= Object.keys(hub.strings).filter(key => key.startsWith("say_")).sort().map(key => {
+    const [english, chinese] = hub.strings[key], order = [...english.matchAll(/\{(\d)\}/g)].map(m => m[1]);
+    return [new RegExp(`^${plain(english)}$`), chinese, order];
+  });
+  return text.split("; ").map(one => {
+    for (const [form, chinese, order] of hub.sayings) {
+      const found = form.exec(one);
+      if (found) return chinese.replace(/\{(\d)\}/g, (_, n) => stepSaid(hub, found[1 + order.indexOf(n)]));
+    }
+    return one;
+  }).join("；");
+}
 // An event of the log, or of a plan that never was, in one line.
 const stepTell = ({ name, type, src_pool, src, pool_id, dst, blocks = [], cause }) => {
   const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
@@ -97,8 +113,8 @@ export function stepper(root, hub) {
   function line({ key, verdict, why, shadow, dropped = [], function: name }, i) {
     const now = check === i + 1, hid = !verdict || check && i >= check, code = el("pre", { tabindex: 0 }), sources = fold.about.sources ||= {}, put = source => { code.textContent = sources[i + 1] = source || t("no_code"); };
     return el("li", { "data-v": hid ? "" : verdict }, button(`c${i}`, () => move(now ? 0 : i + 1), [el("b", {}, i + 1), el("span", {}, hub.t(`check_${key}`)), el("b", {}, hid ? "" : t(`v_${verdict}`))], { "aria-current": now && "step", "aria-expanded": `${now}`, tabindex: now || !check && !i ? 0 : -1 }),
-      ...(hid ? [] : [why && (verdict === "no" ? !now || !dropped[0] : now) && p("", why), shadow && p("s-shadow", t("shadow")),
-        now && dropped[0] && el("ul", { "aria-label": t("dropped") }, ...dropped.slice(0, 12).map(({ pool_id: pool, block, refused, why }) => el("li", {}, button(pool + block, () => hub.setPin({ pool, block }), `${refused ? "◌" : "✕"} ${pool}:${block}`, { title: t("pin") }), ` ${why}`)), dropped[12] ? `… (${dropped.length})` : ""),
+      ...(hid ? [] : [why && (verdict === "no" ? !now || !dropped[0] : now) && p("", stepSaid(hub, why)), shadow && p("s-shadow", t("shadow")),
+        now && dropped[0] && el("ul", { "aria-label": t("dropped") }, ...dropped.slice(0, 12).map(({ pool_id: pool, block, refused, why }) => el("li", {}, button(pool + block, () => hub.setPin({ pool, block }), `${refused ? "◌" : "✕"} ${pool}:${block}`, { title: t("pin") }), ` ${stepSaid(hub, why)}`)), dropped[12] ? `… (${dropped.length})` : ""),
         now && el("details", { "data-k": `s${i}`, ontoggle: e => e.target.open && (i + 1 in sources ? put(sources[i + 1]) : ask("source", { check: i + 1 }, put, words => { code.textContent = words; })) }, el("summary", {}, t("code"), el("code", {}, ` ${name.replaceAll("inms_lab.", "")}`)), code)].filter(Boolean)));
   }
   function sums(key, way, all) { // what it saved or spent
@@ -113,7 +129,7 @@ export function stepper(root, hub) {
     const ps = parts(), q = ps[part], cs = q.checks, step = way => button(way, () => hub.selectDecision(d.number + way), t(way), { disabled: !fold.decisions[d.number + way] });
     const turn = (way, sign) => button(sign, () => move(check + way), sign, { "aria-label": t(`turn${way}`) });
     stepPut(head, step(-1), step(1), turn(-1, "▲"), turn(1, "▼"), el("span", { class: "inms-dim" }, check ? t("check_of", check) : t("keys")));
-    stepPut(main, box("s-row", ...ps.map((x, i) => button(`p${i}`, () => { part = i; check = 0; hub.change(); }, [el("strong", {}, word(x.outcome)), where(x)], { class: "s-part", "data-o": x.outcome, "aria-pressed": `${i === part}` }))), q.reason && p("", q.reason), text(state.seqs[d.seq], q));
+    stepPut(main, box("s-row", ...ps.map((x, i) => button(`p${i}`, () => { part = i; check = 0; hub.change(); }, [el("strong", {}, word(x.outcome)), where(x)], { class: "s-part", "data-o": x.outcome, "aria-pressed": `${i === part}` }))), q.reason && p("", stepSaid(hub, q.reason)), text(state.seqs[d.seq], q));
     stepPut(list, (cs || STEP_CHECKS).map(line), !cs && el("li", { role: "status" }, d.wait || t(hub.ask ? "waiting" : "offline")));
     for (let i = d.at; i < d.stop; i++) {
       const e = fold.event(i);
@@ -127,7 +143,7 @@ export function stepper(root, hub) {
       const v = flat(side)[key];
       return Array.isArray(v) ? v.map(x => (x.outcome ? `${word(x.outcome)} ${where(x)}` : stepTell(x))).join("\n") : key === "outcome" ? word(v) : v && key === "num_bytes" ? stepSize(v) : `${v ?? "–"}`;
     };
-    return [p("", words), el("table", {}, el("tr", {}, el("td"), el("th", {}, t("as_was")), el("th", {}, t("other"))),
+    return [p("", stepSaid(hub, words)), el("table", {}, el("tr", {}, el("td"), el("th", {}, t("as_was")), el("th", {}, t("other"))),
       ...Object.keys(flat(real)).filter(key => hub.strings[`step_${key}`]).map(key => {
         const [a, b] = [cell(real, key), cell(other, key)];
         return (a || b) && el("tr", { class: a === b ? "" : "s-differs" }, el("th", {}, (a === b ? "" : "≠ ") + t(key)), el("td", {}, a), el("td", {}, b));

@@ -29,7 +29,7 @@ export const poolAt = type =>
 
 const FIELDS = {
   PoolOpened: "$pool_id $tier $tenant block_size num_blocks @label",
-  Registered: "seq_id $kind $name $tenant @clearance $namespace parent_id @off",
+  Registered: "seq_id $kind $called $tenant @clearance $namespace parent_id @off",
   Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause",
   Released: "seq_id $by $group offset length",
   Shared: "seq_id segment $pool_id length $cause",
@@ -42,7 +42,8 @@ const FIELDS = {
   Aborted: "seq_id segment $pool_id length $cause",
 };
 
-// An event as an object with the names of events.py; labels are arrays of principals.
+// An event as an object with the names of events.py, but `name` is its own and a holder is `called`;
+// labels are arrays of principals.
 export function decode(words, at, strings) {
   const name = NAMES[words[at]], out = { name };
   FIELDS[name].split(" ").forEach((field, i) => {
