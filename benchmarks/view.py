@@ -44,6 +44,7 @@ from inms_lab.standin import dry_model  # noqa: E402
 from inms_widgets import View, esm  # noqa: E402
 from inms_widgets.export import page as exported  # noqa: E402
 from inms_widgets.feed import Feed, Position  # noqa: E402
+from inms_widgets.words import strings  # noqa: E402
 
 # What the page does. `pack`: the messages of a log one behind the other, each behind its length.
 DRIVER = """
@@ -141,7 +142,7 @@ window.bench = {
 def kit() -> str:
     """A page with the dashboard's code, nothing shown, and what drives it: `bench`."""
     source = esm.esm(offline=True).replace("</script", "<\\/script")
-    names = "window.STRINGS = " + json.dumps(esm.strings())
+    names = "window.STRINGS = " + json.dumps(strings())
     more = "Object.assign(window, { Fold, build, unpack, unbase });"
     return (
         '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
@@ -310,7 +311,7 @@ def sizes() -> dict[str, int]:
         "esm": len(esm.esm().encode()),
         "esm_map": len(esm.esm(("map", "detail")).encode()),
         "css": len(esm.css().encode()),
-        "strings": len(json.dumps(esm.strings()).encode()),
+        "strings": len(json.dumps(strings()).encode()),
         "demo": len(exported(logs["inms"]).encode()),
     }
 

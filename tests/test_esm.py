@@ -17,6 +17,7 @@ from inms_lab.explain import explain_all
 from inms_lab.policy import MODES
 from inms_lab.whatif import what_if
 from inms_widgets import esm
+from inms_widgets.words import strings
 
 JS = sorted((Path(esm.__file__).parent / "js").glob("*.js"))
 NODE = shutil.which("node")
@@ -88,7 +89,7 @@ def test_the_joined_module_is_one_that_node_can_load(
 
 
 def test_every_key_that_the_code_asks_for_is_in_the_table_in_both_languages() -> None:
-    table = esm.strings()
+    table = strings()
     assert all(len(row) == 2 and all(row) for row in table.values())
     chinese = re.compile(r"[\u4e00-\u9fff]")
     plain = {key for key, (_, zh) in table.items() if not chinese.search(zh)}
@@ -99,14 +100,14 @@ def test_every_key_that_the_code_asks_for_is_in_the_table_in_both_languages() ->
 
 
 def test_the_placeholders_of_both_languages_agree() -> None:
-    for key, (english, chinese) in esm.strings().items():
+    for key, (english, chinese) in strings().items():
         marks = [sorted(set(re.findall(r"\{\d\}", text))) for text in (english, chinese)]
         assert marks[0] == marks[1], key
 
 
 def sayings() -> list[re.Pattern[str]]:
     """The engine's sentences that the string table knows, as patterns."""
-    rows = [row[0] for key, row in sorted(esm.strings().items()) if key.startswith("say_")]
+    rows = [row[0] for key, row in sorted(strings().items()) if key.startswith("say_")]
     return [re.compile(re.sub(r"\\\{\d\\\}", "(.+?)", re.escape(row)) + r"\Z") for row in rows]
 
 

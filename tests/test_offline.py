@@ -28,10 +28,11 @@ from inms_lab.errors import StepInterrupted, TextTooLarge
 from inms_lab.events import Allocated, Copied, Freed
 from inms_lab.lab import Lab
 from inms_lab.log import Log
-from inms_widgets import contexts_at, esm, measures_at, snapshot_at
+from inms_widgets import contexts_at, measures_at, snapshot_at
 from inms_widgets.export import export_html
 from inms_widgets.feed import Feed, Position
 from inms_widgets.snapshot import CACHED, HELD
+from inms_widgets.words import strings
 
 if find_chromium() is None and os.environ.get("INMS_REQUIRE_BROWSER") != "1":
     pytest.skip("no Chromium here (inms-lab doctor says how to get one)", allow_module_level=True)
@@ -323,7 +324,7 @@ def test_no_key_of_the_string_table_is_left_on_the_page(tab: Tab, log: Log, lang
     raw = [text for text in found if re.search(rf"\b({parts})_[A-Za-z_]+", text)]
     assert not [text for text in raw if "step_" not in text or not text.startswith("def ")], raw
     assert not [text for text in found if re.search(r"\{\d\}|\bundefined\b|\bNaN\b", text)]
-    table = {row[lang == "en"] for key, row in esm.strings().items() if "\n" not in row[0]}
+    table = {row[lang == "en"] for key, row in strings().items() if "\n" not in row[0]}
     foreign = {text for text in table if re.search(r"[\u4e00-\u9fff]", text)}
     assert lang == "zh" or not foreign & {text.strip() for text in found}
 
@@ -646,7 +647,7 @@ def test_bad_data_in_the_page_is_a_message(tab: Tab, log: Log, harm: Any) -> Non
     tab.open(path)
     message = tab.page.locator(".inms-message:visible")
     message.wait_for()
-    assert esm.strings()["unreadable"][0] in message.inner_text()
+    assert strings()["unreadable"][0] in message.inner_text()
     assert tab.errors == []
 
 

@@ -19,9 +19,10 @@ import pytest
 from inms_lab import Lab
 from inms_lab.agent import Agent
 from inms_lab.config import Config
+from inms_lab.errors import BadInput
 from inms_lab.model.forward import DryModel
 from inms_widgets import show_recorded, snapshot_at, snapshot_of
-from inms_widgets.picture import MOST_BLOCKS, render_html, render_live, render_svg
+from inms_widgets.picture import MOST_BLOCKS, render_html, render_svg
 from inms_widgets.recorded import FILE, from_json, to_json
 from inms_widgets.snapshot import CACHED, FREE, HELD, Block, Snapshot
 
@@ -153,7 +154,7 @@ def test_pictures_are_script_free_and_well_formed(lab: Lab) -> None:
     lab.agent("<script>alert(1)</script>").read([1] * 20).result()
     lab.agent('"quoted" & <b>bold</b>').read([2] * 20).result()
     shot = snapshot_of(lab.engine.ledger, BYTES_PER_TOKEN)
-    for picture in (render_svg(shot), render_html(shot), render_live(shot, "<i>note</i>")):
+    for picture in (render_svg(shot), render_html(shot), render_html(shot, "zh")):
         assert_harmless(picture)
         assert "<script" not in picture
         assert "<b>bold" not in picture
@@ -241,6 +242,22 @@ def test_snapshots_and_recordings_load_without_torch_and_widgets() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_picture_speaks_chinese_too(lab: Lab) -> None:
+    work(lab)
+    shot = snapshot_at(lab.log)
+    english, chinese = render_svg(shot), render_svg(shot, lang="zh")
+    assert "held" in english
+    assert "占用" in chinese
+    style = re.compile(r"<style>.*?</style>|<[^>]+>", re.DOTALL)
+    words = re.sub(r"MiB|KV|token|[a-z]+:checkout", " ", style.sub(" ", chinese))
+    names = {"global", "private", "architect", "backend", "frontend", "fork"}
+    left = set(re.findall(r"[A-Za-z]{2,}", words)) - names - {"prompt", "checkout"}
+    assert not {word for word in left if len(word) > 5}, left
+    ElementTree.fromstring(chinese)
+    with pytest.raises(BadInput, match="en and zh"):
+        render_svg(shot, lang="de")
 
 
 def test_block_counts_its_holders() -> None:

@@ -52,7 +52,7 @@ class Dashboard(VBox):
 
     def to_svg(self, path: str | Path | None = None, index: int | None = None) -> str:
         """The block map, agents and memory as an SVG for slides; also written to `path`."""
-        svg = render_svg(self.snapshot(index))
+        svg = render_svg(self.snapshot(index), lang=self.lang)
         if path is not None:
             Path(path).write_text(svg, "utf-8")
         return svg

@@ -7,7 +7,6 @@ comments and blanks are left out. Strings travel beside the code.
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
@@ -39,13 +38,6 @@ export default {
 };
 """
 _PARTS = re.compile(r"^const PARTS = \{.*\};$", re.MULTILINE)
-
-
-@cache
-def strings() -> dict[str, tuple[str, str]]:
-    """The string table: key -> (English, Simplified Chinese); {0}, {1} stand for values."""
-    table = json.loads((HERE / "strings.json").read_text("utf-8"))
-    return {key: (row[0], row[1]) for key, row in table.items()}
 
 
 @cache

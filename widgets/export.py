@@ -24,9 +24,9 @@ from .answers import Answers
 from .feed import Feed, Position
 from .frames import snapshot_at
 from .picture import render_html
+from .words import strings, teller
 
 MOST_BYTES = 64 << 20  # of a page; a browser takes more, a mail or a course page does not
-LANGUAGES = ("en", "zh")
 MOST_EXPLAINED = 2000  # decisions whose checks are put into the page: the newest
 
 PAGE = """<!doctype html>
@@ -56,23 +56,21 @@ def page(
 ) -> str:
     """The page. `redact`: what is masked, "private" (all but prompts and what was published),
     "all" or "nothing"."""
-    if lang not in LANGUAGES:
-        raise BadInput(f"the views speak {' and '.join(LANGUAGES)}, not {lang!r}")
+    tell = teller(lang)
     if redact not in REDACT:
         raise BadInput(f"redact is one of {', '.join(REDACT)}, not {redact!r}")
     keep, shown = REDACT[redact], log.copy()  # a running lab may go on meanwhile
     if keep is not None:
         shown = redacted(shown, keep)
     data = b64encode(gzip.compress(_packed(shown), 9, mtime=0)).decode()
-    words = esm.strings()[f"export_{redact}"][lang == "zh"]
     source = esm.esm(offline=True).replace("</script", "<\\/script")
-    options = {"lang": lang, "projector": bool(projector), "strings": esm.strings()}
+    options = {"lang": lang, "projector": bool(projector), "strings": strings()}
     out = PAGE.format(
         lang="zh-Hans" if lang == "zh" else "en",
         title=escape(title),
-        note=escape(words),
+        note=escape(tell(f"export_{redact}")),
         css=esm.css(),
-        fallback=render_html(snapshot_at(shown)),
+        fallback=render_html(snapshot_at(shown), lang),
         data=data,
         esm=source,
         options=json.dumps(options, ensure_ascii=False),

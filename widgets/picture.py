@@ -11,6 +11,7 @@ from html import escape
 from urllib.parse import quote
 
 from .snapshot import CACHED, HELD, AgentRow, Block, PoolRow, Snapshot
+from .words import Tell, teller
 
 WIDTH, MARGIN = 960, 20
 PITCH, CELL = 29, 27  # a cell with its gap, a cell
@@ -19,19 +20,14 @@ PER_ROW = (WIDTH - 2 * MARGIN) // PITCH
 MOST_BLOCKS = 10 * PER_ROW  # a pool shows no more cells than these
 MIB = 1 << 20
 
-TIERS = {
-    "global": "every agent reads it, nobody writes to it",
-    "group": "read by the members of the group",
-    "private": "each block belongs to one agent",
-    "common": "all text in one place, by content alone",
-}
-ORDER = tuple(TIERS)
+ORDER = ("global", "group", "private", "common")
 
 # Lightness rises with the refcount (cividis: dark blue, grey, sand, yellow), also in grey print.
 CSS = """
 .inms-view{max-width:1080px;margin:4px 0;font:14px system-ui,sans-serif}
 .inms-view svg,.inms-view img{width:100%;height:auto;display:block}
-.inms{font:14px system-ui,'Liberation Sans',sans-serif;fill:#d5dbe6}
+.inms{font:14px system-ui,'Liberation Sans','Noto Sans CJK SC','WenQuanYi Zen Hei',sans-serif;
+fill:#d5dbe6}
 .inms .plate{fill:#141a26}
 .inms .name{font-size:17px;font-weight:600;fill:#fff}
 .inms .dim{fill:#a3adbd}
@@ -47,10 +43,10 @@ CSS = """
 
 
 LEGEND = (
-    (MARGIN, "r1", "1", "how many hold the block, and their initials"),
-    (370, "r4", "4", "lighter: more holders"),
-    (570, CACHED, "0", "cached: kept, held by nobody"),
-    (825, "free", "", "free again"),
+    (MARGIN, "r1", "1", "svg_l_refs"),
+    (370, "r4", "4", "svg_l_more"),
+    (570, CACHED, "0", "svg_l_cached"),
+    (825, "free", "", "svg_l_free"),
 )
 
 
@@ -59,6 +55,7 @@ class _Canvas:
     """SVG parts, and how far down the picture goes."""
 
     parts: list[str]
+    tell: Tell
     y: float = MARGIN
 
     def text(self, x: float, dy: float, text: str, css: str = "") -> None:
@@ -78,9 +75,9 @@ class _Canvas:
         self.parts.append(f'<rect {where} class="{css}"{inside}')
 
 
-def render_svg(shot: Snapshot, *, titles: bool = True) -> str:
+def render_svg(shot: Snapshot, *, titles: bool = True, lang: str = "en") -> str:
     """The picture as one SVG element; `titles`: what appears on hovering over a block."""
-    canvas = _Canvas([])
+    canvas = _Canvas([], teller(lang))
     for pool in sorted(shot.pools, key=lambda pool: ORDER.index(pool.tier)):
         _draw_pool(canvas, pool, titles)
     _draw_agents(canvas, shot.agents)
@@ -90,67 +87,65 @@ def render_svg(shot: Snapshot, *, titles: bool = True) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
         f'width="{WIDTH}" height="{height:g}" class="inms" '
-        f'role="img" aria-label="{escape(summary(shot))}"><style>{CSS}</style>'
+        f'role="img" aria-label="{escape(summary(shot, lang))}"><style>{CSS}</style>'
         f'<rect width="{WIDTH}" height="{height:g}" rx="8" class="plate"/>'
         f"{''.join(canvas.parts)}</svg>"
     )
 
 
-def render_html(shot: Snapshot) -> str:
+def render_html(shot: Snapshot, lang: str = "en") -> str:
     """The picture for a page without a kernel: the SVG as an image, and its numbers in a table.
 
     As an image it also shows in notebooks that are not trusted yet, where inline SVG is removed.
     """
+    tell = teller(lang)
     rows = [
-        (p.pool_id, f"{p.num_held} held, {p.num_cached} cached, {p.num_free} free", _refs(p))
+        (p.pool_id, tell("svg_now", p.num_held, p.num_cached, p.num_free), _refs(p, tell))
         for p in shot.pools
     ]
     rows += [
-        (a.name, f"{a.state}, {a.num_tokens} tokens", f"{a.num_shared} shared, {a.num_own} own")
+        (
+            a.name,
+            tell("svg_tokens", tell(f"map_s_{a.state}"), a.num_tokens),
+            tell("svg_own", a.num_shared, a.num_own),
+        )
         for a in shot.agents
     ]
     cells = "".join(f"<tr>{''.join(f'<td>{escape(x)}</td>' for x in row)}</tr>" for row in rows)
-    head = "<tr><th>pool or agent</th><th>now</th><th>blocks</th></tr>"
+    titles = (tell(f"svg_{key}") for key in ("who", "state", "blocks"))
+    head = f"<tr>{''.join(f'<th>{escape(title)}</th>' for title in titles)}</tr>"
     return (
-        f"{image(shot)}<details><summary>the same in numbers</summary>"
+        f"{image(shot, lang)}<details><summary>{escape(tell('svg_numbers'))}</summary>"
         f"<table>{head}{cells}</table></details>"
     )
 
 
-def render_live(shot: Snapshot, note: str = "") -> str:
-    """The picture inside a running notebook, with a line of text below where there is one."""
-    line = f"<div>{escape(note)}</div>" if note else ""
-    return f'<div class="inms-view">{render_svg(shot)}{line}</div>'
-
-
-def image(shot: Snapshot) -> str:
+def image(shot: Snapshot, lang: str = "en") -> str:
     """The SVG as an image element that carries its own data."""
-    data = quote(render_svg(shot, titles=False), safe=" ='/:;,()<>{}")
-    return f'<img width="{WIDTH}" alt="{escape(summary(shot))}" src="data:image/svg+xml,{data}">'
+    data = quote(render_svg(shot, titles=False, lang=lang), safe=" ='/:;,()<>{}")
+    return (
+        f'<img width="{WIDTH}" alt="{escape(summary(shot, lang))}" src="data:image/svg+xml,{data}">'
+    )
 
 
-def summary(shot: Snapshot) -> str:
-    """The picture in one sentence."""
-    return f"{shot}; {memory_note(shot)}"
+def summary(shot: Snapshot, lang: str = "en") -> str:
+    """The picture in one sentence: what each pool holds, and what the agents would hold alone."""
+    tell = teller(lang)
+    pools = ", ".join(tell("svg_pool", pool.pool_id, pool.num_held) for pool in shot.pools)
+    sizes = (f"{size / MIB:.1f} MiB" for size in (shot.held_bytes, shot.independent_bytes))
+    head = tell("svg_pools", pools or tell("svg_none"), len(shot.agents))
+    return f"{head}; {tell('svg_note', *sizes)}"
 
 
-def memory_note(shot: Snapshot) -> str:
-    """What is held, and what the same agents would hold alone, in words."""
-    held, alone = f"{shot.held_bytes / MIB:.1f} MiB", f"{shot.independent_bytes / MIB:.1f} MiB"
-    return f"KV held {held}, each agent on its own {alone}"
-
-
-def _refs(pool: PoolRow) -> str:
+def _refs(pool: PoolRow, tell: Tell) -> str:
     counts = sorted({block.refs for block in pool.blocks if block.state == HELD})
-    return f"refcounts {', '.join(map(str, counts))}" if counts else "nobody holds any"
+    return tell("svg_refs", ", ".join(map(str, counts))) if counts else tell("svg_nobody")
 
 
 def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
-    counts = (
-        f"{pool.num_held} held · {pool.num_cached} cached · {pool.num_free} free "
-        f"of {pool.num_blocks} blocks of {pool.block_size} tokens"
-    )
-    canvas.title(MARGIN, 14, pool.pool_id, TIERS.get(pool.tier, pool.tier))
+    states = (pool.num_held, pool.num_cached, pool.num_free)
+    counts = canvas.tell("svg_counts", *states, pool.num_blocks, pool.block_size)
+    canvas.title(MARGIN, 14, pool.pool_id, canvas.tell(f"map_about_{pool.tier}"))
     canvas.text(WIDTH - MARGIN, 14, counts, "dim end")
     canvas.y += 24
     shown = pool.blocks[:MOST_BLOCKS]
@@ -158,9 +153,9 @@ def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
         row, column = divmod(at, PER_ROW)
         _draw_block(canvas, MARGIN + column * PITCH, row * PITCH, block, titles)
     canvas.y += -(-len(shown) // PER_ROW) * PITCH
-    rest = [f"+ {pool.num_blocks - len(pool.blocks)} blocks never used"]
+    rest = [canvas.tell("svg_never", pool.num_blocks - len(pool.blocks))]
     if len(pool.blocks) > len(shown):
-        rest.insert(0, f"+ {len(pool.blocks) - len(shown)} used blocks that are not drawn")
+        rest.insert(0, canvas.tell("svg_more", len(pool.blocks) - len(shown)))
     canvas.text(MARGIN, 14, " ".join(rest), "dim")
     canvas.y += 34
 
@@ -168,8 +163,9 @@ def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
 def _draw_block(canvas: _Canvas, x: float, dy: float, block: Block, titles: bool) -> None:
     held = block.state == HELD
     shade = min(block.refs, 4)
-    names = ", ".join(block.holders) if held else "held by nobody, kept for the next reader"
-    title = f"block {block.number}: {names if block.state != 'free' else 'free again'}"
+    names = ", ".join(block.holders) if held else canvas.tell("svg_kept")
+    names = canvas.tell("svg_free") if block.state == "free" else names
+    title = canvas.tell("svg_block", block.number, names)
     canvas.box(x, dy, CELL, CELL, f"r{shade}" if held else block.state, title if titles else "")
     if held:
         initials = "".join(name[0] for name in block.holders[:5])
@@ -184,10 +180,10 @@ def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
     for agent in agents:
         shared, own = (BAR * n / most for n in (agent.num_shared, agent.num_own))
         canvas.text(MARGIN, 15, agent.name)
-        canvas.text(MARGIN + 100, 15, agent.state, "dim")
+        canvas.text(MARGIN + 100, 15, canvas.tell(f"map_s_{agent.state}"), "dim")
         canvas.box(BAR_AT, 2, shared, 16, "r4")
         canvas.box(BAR_AT + shared, 2, own, 16, "r1")
-        counts = f"{agent.num_tokens} tokens: {agent.num_shared} blocks shared, {agent.num_own} own"
+        counts = canvas.tell("svg_agent", agent.num_tokens, agent.num_shared, agent.num_own)
         canvas.text(WIDTH - MARGIN, 15, counts, "dim end")
         canvas.y += 24
     canvas.y += 12 * bool(agents)
@@ -196,12 +192,12 @@ def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
 def _draw_memory(canvas: _Canvas, shot: Snapshot) -> None:
     most = max(shot.held_bytes, shot.independent_bytes, 1)
     less = 1 - shot.held_bytes / shot.independent_bytes if shot.independent_bytes else 0
-    saved = f", {100 * less:.0f} % less" if less > 0 else ""
-    bars = [("KV held now", shot.held_bytes, "r3")]
+    saved = canvas.tell("svg_less", f"{100 * less:.0f}") if less > 0 else ""
+    bars = [("svg_held", shot.held_bytes, "r3")]
     if shot.independent_bytes:
-        bars.append(("each agent on its own", shot.independent_bytes, "rest"))
+        bars.append(("svg_alone", shot.independent_bytes, "rest"))
     for name, num_bytes, css in bars:
-        canvas.text(MARGIN, 15, name)
+        canvas.text(MARGIN, 15, canvas.tell(name))
         canvas.box(BAR_AT, 2, BAR * num_bytes / most, 16, css)
         canvas.text(WIDTH - MARGIN, 15, f"{num_bytes / MIB:.1f} MiB{saved}", "dim end")
         saved = ""
@@ -213,5 +209,5 @@ def _draw_legend(canvas: _Canvas) -> None:
     for x, css, number, words in LEGEND:
         canvas.box(x, 0, 20, 20, css)
         canvas.text(x + 10, 15, number, f"n t{css[1:]}" if css[0] == "r" else "n dim")
-        canvas.text(x + 28, 15, words, "dim")
+        canvas.text(x + 28, 15, canvas.tell(words), "dim")
     canvas.y += 24

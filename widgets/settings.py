@@ -27,7 +27,7 @@ from inms_lab.errors import InmsError
 from inms_lab.lab import Lab
 from inms_lab.policy import MODES
 
-from .esm import strings
+from .words import teller
 
 LIVE = ("token_budget", "debug")
 MOST = 1 << 40
@@ -37,7 +37,7 @@ class Settings(VBox):
     """`Settings(lab)`: every setting, the live ones editable in place."""
 
     def __init__(self, lab: Lab, lang: str = "en") -> None:
-        self._lab, self._lang = weakref.ref(lab), lang
+        self._lab, self._t = weakref.ref(lab), teller(lang)
         self.fields: dict[str, Any] = {}
         self.line, self.note, self.body = HTML(), HTML(), VBox()
         panel = Accordion([self.body], titles=(self._t("settings"),), selected_index=None)
@@ -62,9 +62,6 @@ class Settings(VBox):
         self.body.children = [GridBox(rows, layout=layout), self.line, self.note]
         self._show()
 
-    def _t(self, key: str) -> str:
-        return strings()[key][self._lang == "zh"]
-
     def _changed(self, change: dict[str, Any]) -> None:
         name = next(n for n, widget in self.fields.items() if widget is change["owner"])
         self._show()
@@ -73,7 +70,7 @@ class Settings(VBox):
             return
         try:
             lab.controls.configure(**{name: change["new"]})
-            self.note.value = self._t("settings_done").replace("{0}", name)
+            self.note.value = self._t("settings_done", name)
         except InmsError as error:
             self.note.value = str(error)
 

@@ -22,11 +22,11 @@ from inms_lab.log import Log
 from inms_lab.logfile import open_log
 
 from . import esm
-from .export import LANGUAGES
 from .frames import snapshot_at, snapshot_now
 from .picture import render_html
 from .publisher import Publisher
 from .snapshot import Snapshot
+from .words import check_language, strings
 
 PARTS = tuple(esm.PARTS)
 
@@ -41,7 +41,7 @@ class View(anywidget.AnyWidget):
     projector = traitlets.Bool(False).tag(sync=True)
     key = traitlets.Unicode().tag(sync=True)
     code = traitlets.Unicode().tag(sync=True)  # what `_esm` loads, once for a page
-    strings = traitlets.Dict(esm.strings()).tag(sync=True)
+    strings = traitlets.Dict(strings()).tag(sync=True)
     first = traitlets.Bytes(b"").tag(sync=True)  # what there was when the view was made
 
     closed = True  # until it is built: what fails half-way needs no closing
@@ -113,7 +113,7 @@ class View(anywidget.AnyWidget):
 
     def fallback(self) -> dict[str, str]:
         """What a page without a kernel shows: a script-free picture, a plain line."""
-        html = render_html(self.snapshot())
+        html = render_html(self.snapshot(), self.lang)
         return {"text/plain": "live view of a lab's memory", "text/html": html}
 
 
@@ -165,5 +165,4 @@ def check_options(parts: tuple[str, ...], lang: str) -> None:
     if unknown or not parts:
         named = repr(unknown[0]) if unknown else "of no parts"
         raise BadInput(f"no view is {named}; there are: {', '.join(PARTS)}")
-    if lang not in LANGUAGES:
-        raise BadInput(f"the views speak {' and '.join(LANGUAGES)}, not {lang!r}")
+    check_language(lang)
