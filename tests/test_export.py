@@ -126,6 +126,15 @@ def test_a_page_of_a_running_lab_is_a_page_of_one_moment(lab: Lab, tmp_path: Pat
     dash.close()
 
 
+def test_a_short_runs_page_has_each_decision_in_the_other_modes_too(lab: Lab) -> None:
+    message, _ = inside(page(lab.log))
+    found = message["about"]["whatif"]
+    assert set(found) == {str(number) for number in range(len(lab.log.decisions))}
+    for sides in found.values():
+        assert [side["other"]["mode"] for side in sides] == ["independent", "global"]
+        assert all(side["real"]["mode"] == "inms" for side in sides)
+
+
 def test_an_empty_log_and_one_that_was_cut_off_have_pages(lab: Lab) -> None:
     assert inside(page(Log()))[0]["explained"] == []
     lab.driver.call(lambda: lab.log.forget(60))

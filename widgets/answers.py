@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from inms_lab.errors import BadInput
 from inms_lab.explain import Explainer, as_json, source_of
 from inms_lab.log import Log
 from inms_lab.outcome import Decided
+from inms_lab.policy import MODES
 from inms_lab.whatif import what_if
 
 NUM_CHECKS = 7
@@ -54,6 +56,15 @@ class Answers:
         if self._explainer is None:
             self._explainer = Explainer(self.log)
         return {"number": number, **as_json(self._explainer.next(decided))}
+
+    def what_ifs(self, decided: Decided) -> list[Any]:
+        """The decision planned in the other modes, where the log lets them be derived."""
+        out = []
+        for mode in MODES:
+            if mode != self.log.about.get("mode"):
+                with suppress(BadInput):
+                    out.append(as_json(what_if(self.log, decided, mode=mode)))
+        return out
 
     def sources(self) -> dict[int, Any]:
         """The code of all checks."""

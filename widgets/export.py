@@ -27,6 +27,7 @@ from .picture import render_html
 from .words import strings, teller
 
 MOST_BYTES = 64 << 20  # of a page; a browser takes more, a mail or a course page does not
+MOST_WHAT_IFS = 60  # decisions up to which each is planned in the other modes too
 MOST_EXPLAINED = 2000  # decisions whose checks are put into the page: the newest
 
 PAGE = """<!doctype html>
@@ -97,5 +98,8 @@ def _packed(log: Log) -> bytes:
     message = feed.next(Position(), None)
     newest = log.decisions_since(log.first_decision)[-MOST_EXPLAINED:]
     message.content["explained"] = [answers.explain(decided, n) for n, decided in newest]
-    message.content["about"] = log.about | {"sources": answers.sources()}
+    about = {"sources": answers.sources()}
+    if len(newest) <= MOST_WHAT_IFS:
+        about["whatif"] = {number: answers.what_ifs(decided) for number, decided in newest}
+    message.content["about"] = log.about | about
     return message.packed()
