@@ -1,11 +1,17 @@
-"""Do the books balance? Conservation in every pool, refcounts against tables. Changes nothing."""
+"""Do the books balance? Conservation in every pool, refcounts against tables. Could a log have
+happened at all? Changes nothing."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
+from inms_lab.errors import InmsError
 from inms_lab.ledger import Ledger
 from inms_lab.pool import Pool
+
+if TYPE_CHECKING:
+    from inms_lab.log import Log
 
 
 def faults(books: Ledger) -> list[str]:
@@ -41,3 +47,16 @@ def _pool_faults(pool: Pool) -> list[str]:
     if not set(pool.promised) <= held - set(pool.keys):
         out.append(f"{name}: a promised block is free, cached or published")
     return out
+
+
+def impossible(log: Log) -> str | None:
+    """The first event of a log that cannot have happened, in words; None: all of them can."""
+    count = 0  # events that could
+    try:
+        books = log.replay(log.first)
+        for event in log.events:
+            books.apply(event)
+            count += 1
+    except (InmsError, LookupError, TypeError, ValueError, AttributeError) as error:
+        return f"event {log.first + count} cannot have happened ({error})"
+    return None

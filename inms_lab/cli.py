@@ -161,7 +161,7 @@ def refs(
     from dataclasses import asdict
 
     from inms_lab.history import block_history, pools_with
-    from inms_lab.logfile import open_log
+    from inms_lab.open_log import open_log
 
     events = open_log(log)
     pools = pools_with(events, block) if pool is None else [pool]

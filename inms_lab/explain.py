@@ -22,6 +22,7 @@ from inms_lab.sequence import Sequence
 from inms_lab.shadow import Shadow, sift
 from inms_lab.whatif import parts_of
 
+MANY = 8  # tokens of a step, or of a part, from which on it is prefill
 TABLE = (Shared, Copied, Allocated)
 OUTCOME: dict[type, str] = dict(zip(TABLE, ("shared", "copied", "computed"), strict=True))
 SIGN = {"shared": 1, "copied": -1, "computed": -1}  # saved, spent; other outcomes do neither
@@ -141,7 +142,7 @@ class Explainer:
             checks=(*self._asked(seq, part), _room(part, blocks, segment.pool_id, events)),
             num_bytes=num_bytes,
             num_prefill=tokens,
-            ms=None if self._pace is None else tokens * self._pace * 1e3,
+            ms=None if self._pace is None else tokens * self._pace[abs(tokens) < MANY] * 1e3,
         )
 
     def _asked(self, seq: Sequence, part: Decision) -> tuple[CheckResult, ...]:
@@ -198,11 +199,22 @@ def refusals(log: Log) -> list[Refusal]:
     return out
 
 
-def seconds_per_token(log: Log) -> float | None:
-    """The rate of the step in which the log's median computed token was; None: not measured."""
+def seconds_per_token(log: Log) -> tuple[float, float] | None:
+    """What a token takes in a step that computes `MANY` tokens or more (prefill), and in one that
+    computes fewer (decode): medians over tokens. Where one was not measured, the other stands for
+    it; None: neither was."""
     steps = ((e.step, sum(n for _, n, *_ in e.items)) for e in log.events if type(e) is Stepped)
     rates = sorted((log.durations[s] / n, n) for s, n in steps if n and s in log.durations)
-    half = sum(n for _, n in rates) / 2
+    prefill = _median([rate for rate in rates if rate[1] >= MANY])
+    decode = _median([rate for rate in rates if rate[1] < MANY])
+    if prefill is None or decode is None:
+        known = decode if prefill is None else prefill
+        return None if known is None else (known, known)
+    return prefill, decode
+
+
+def _median(rates: list[tuple[float, int]]) -> float | None:
+    half = sum(count for _, count in rates) / 2
     for rate, count in rates:
         half -= count
         if half <= 0:

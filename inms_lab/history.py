@@ -101,8 +101,8 @@ def log_refcounts(books: Ledger, e: Event) -> None:
     """One line for every refcount that `e`, which the books have taken in, changed."""
     for where in _refcounts(books, e):
         name = books.sequences[getattr(e, "seq_id", -1)].name
-        what = (type(e).__name__, getattr(e, "cause", ""), name)
-        REFCOUNT.debug("%s block %d: refcount %d -> %d, %s %s, %s", *where, *what)
+        what = f"{type(e).__name__} {getattr(e, 'cause', '')}".strip()
+        REFCOUNT.debug("%s block %d: refcount %d -> %d, %s, %s", *where, what, name)
 
 
 def _refcounts(books: Ledger, e: Event) -> Iterator[tuple[str, int, int, int]]:

@@ -80,8 +80,8 @@ class Lab:
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
         self.engine = Engine(self.model, store, self.policy, config)
         self.engine.log.piece = piece_of(self.model.tokenizer)
-        if isinstance(model, (str, Path)):  # its name only: a path is nobody's business
-            self.engine.log.about["model"] = Path(model).name
+        name = model if isinstance(model, (str, Path)) else getattr(model, "name", model.digest)
+        self.engine.log.about["model"] = Path(name).name  # a path is nobody's business
         self.engine.open_pools((), store.bytes_per_token)
         self.prompts: list[Prompt] = []
         self.groups: dict[str, Group] = {}
@@ -239,7 +239,7 @@ class Lab:
 
     def __repr__(self) -> str:
         counts = f"{len(self.agents)} agents, {len(self.log)} events"
-        return f"<lab: {self.policy.name}, {counts}, {'closed' if self.closed else 'open'}>"
+        return f"<lab: {self.policy.name}, {counts}, {self.controls.state}>"
 
 
 def _load(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from inms_lab.audit import impossible
 from inms_lab.errors import (
     BadInput,
     LogCutShort,
@@ -39,6 +40,7 @@ from inms_lab.logcode import decided_of, event_of, event_row, ints, pack, row, u
 
 FORMAT, VERSION = "inms-log", 1
 MAX_BYTES = 2 << 30  # of JSON, before compression
+MOST_REPLAYED = 200_000  # events up to which a file is replayed when it is read
 MAX_BLOCKS = 1 << 24  # of a pool in a file
 CHUNK = 4096  # token ids in a line
 MASKED, UNKNOWN = "\u2592".encode(), b"?"  # shown for a masked token, and for one without a piece
@@ -95,17 +97,6 @@ def load(path: str | Path, max_bytes: int = MAX_BYTES) -> Log:
             raise NotALog(f"{path} is no gzip file: a log is saved with log.save(path)") from None
         raise LogDamaged(reader.at(f"the compressed data is damaged ({error})")) from None
     return reader.finish()
-
-
-def open_log(path: str | Path) -> Log:
-    """A saved log, or a log of vLLM's KV events (JSON lines), by what the file begins with."""
-    with Path(path).open("rb") as file:
-        start = file.read(1024).lstrip()
-    if start[:1] in (b"{", b"["):
-        from inms_lab.vllm_log import read_vllm
-
-        return read_vllm(path)
-    return load(path)
 
 
 def _lines(log: Log, redact: str) -> Iterator[Any]:
@@ -186,6 +177,9 @@ class _Reader:
             raise LogCutShort(f"{self.path} is empty: copy it again")
         if self.end is None:
             raise LogCutShort(self.at("the end line is missing: copy the file again"))
+        wrong = impossible(self.log) if len(self.log.events) <= MOST_REPLAYED else None
+        if wrong is not None:
+            raise LogDamaged(f"{self.path}: damaged: {wrong}: copy the file again")
         return self.log
 
     def _header(self, data: Any) -> None:
@@ -197,7 +191,8 @@ class _Reader:
                 f"{self.path}: {found}, this program reads {VERSION}: update it"
             )
         first, about = data["first"], data["about"]
-        if type(first) is not int or first < 0 or not isinstance(about, dict):
+        sane = type(first) is int and first >= 0 and isinstance(about, dict)
+        if not sane or type(about.get("bytes_per_token", 0)) is not int:
             raise LogDamaged(self.at("damaged: the header's `first` or `about`"))
         self.header = data
         self.log.first, self.log.about = first, about

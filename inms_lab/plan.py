@@ -90,7 +90,9 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
         if keys:
             fresh = blocks[copies:]
             events.append(Allocated(seq_id, number, segment.pool_id, fresh, keys, end))
-            decisions.append(Decision(number, first, len(keys), "computed", "no such block yet"))
+            decisions.append(
+                Decision(number, first, len(keys), "computed", "no block with this fingerprint")
+            )
         stop += end - here
         if end < count:
             break

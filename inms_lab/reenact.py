@@ -57,10 +57,7 @@ def sealed_texts(log: Log) -> dict[bytes, tuple[str, str, int]]:
 
 
 class Reenactment:
-    """`books` after the inputs of a log, in another mode or with another block size.
-
-    In another mode or size, text that was edited into the middle of a sealed one is computed anew.
-    """
+    """`books` after a log's inputs, in another mode or size (there an edit's copy is computed)."""
 
     def __init__(
         self, log: Log, mode: str | Policy | None = None, block_size: int | None = None
@@ -76,10 +73,10 @@ class Reenactment:
         self.exact = self.policy == self.was and all(e.block_size == size for e in opened)
         self.real, self.books = Ledger(log.tokens), Ledger(log.tokens)
         self.instead: tuple[int, str] | None = None  # the text of this event has another tier
+        self.placed = ""  # the tier that it got: its context may be more secret
         self.at = 0
         self._moved = -1  # the holder whose text that is
-        # whose tables changed since the last step; whether a block that was begun is written on
-        self._touched: dict[int, bool] = {}
+        self._touched: dict[int, bool] = {}  # tables changed in this step; a begun block goes on
         self._through: dict[int, tuple[str, int]] = {}  # the block that a holder's cut went through
         self._sealed = {} if self.was.name == "inms" else sealed_texts(log)
         named = {n for e in log.events if isinstance(e, Registered) for n in e.clearance}
@@ -158,7 +155,9 @@ class Reenactment:
         if self.instead and self.instead[0] == index:
             self._moved = seq.seq_id
             tier, _, name = self.instead[1].partition(":")
-            return self.policy.place(tier, seq.name, name, seq.label())
+            moved = self.policy.place(tier, seq.name, name, seq.label())
+            self.placed = moved.tier
+            return moved
         if self.policy == self.was and seq.seq_id != self._moved:
             return Place(e.pool_id, e.tier, frozenset(e.label), e.indexed)
         groups = [n for n in e.label if n.startswith("group:") and n not in seq.label()]

@@ -75,11 +75,31 @@ def what_if(
     except PlanInvalid as error:  # the text may not stand there at all
         if tier is None:
             raise
-        answer = Refused(made.seq_id, 4, str(error))
+        unknown = tier.startswith(GROUP) and tier not in books.pools
+        answer = Refused(made.seq_id, 4, "that group is not there yet" if unknown else str(error))
     was = plan_extend(books, made.at, made.seq_id, made.budget)
-    real = _side(log, books, policy_of(log), made, was)
-    other = _side(log, play.books, play.policy, made, answer)
-    return Comparison(real, other, _difference(real, other))
+    edit = _edit_before(log, made)
+    real = _side(log, books, policy_of(log), made, was, edit)
+    again = edit if play.exact and tier is None else ()
+    other = _side(log, play.books, play.policy, made, answer, again)
+    notes = [_difference(real, other)]
+    if edit and not again:
+        notes.append("what the edit copied is computed anew here")
+    if tier not in (None, PRIVATE) and play.placed == PRIVATE:
+        notes.append("it stays private: what stands before it is more secret")
+    if books.sequences[made.seq_id].kind != "agent" and not play.policy.encodes_prompts:
+        notes.append("in this mode nobody encodes prompts and records")
+    return Comparison(real, other, "; ".join(notes))
+
+
+def _edit_before(log: Log, made: Decided) -> tuple[Event, ...]:
+    """The copy-on-write of an edit by this holder that led to the decision."""
+    for event in reversed(log.events[: made.at - log.first]):
+        if getattr(event, "seq_id", -1) != made.seq_id or isinstance(event, Commanded):
+            return ()
+        if isinstance(event, Copied) and event.src_pool != event.pool_id:
+            return (event,)
+    return ()
 
 
 def parts_of(books: Ledger, decided: Decided) -> tuple[Decision, ...]:
@@ -147,8 +167,16 @@ def _text_of(log: Log, books: Ledger, made: Decided, number: int) -> int:
     return before[-1]
 
 
-def _side(log: Log, books: Ledger, policy: Policy, made: Decided, answer: Outcome) -> Side:
-    events = answer.events if isinstance(answer, Plan) else ()
+def _side(
+    log: Log,
+    books: Ledger,
+    policy: Policy,
+    made: Decided,
+    answer: Outcome,
+    before: tuple[Event, ...],
+) -> Side:
+    """What planning answered there; `before`: the copy of the edit that the decision is about."""
+    events = (*before, *(answer.events if isinstance(answer, Plan) else ()))
     said = decided_of(made.at, made.seq_id, made.budget, answer)
     plain = Decided(made.at, made.at + len(events), made.seq_id, made.budget, "planned")
     shared = sum(len(e.blocks) for e in events if isinstance(e, Shared))

@@ -148,6 +148,9 @@ def test_the_browsers_fold_equals_the_ledger_in_random_runs(mode: str) -> None:
         wanted.append([states[i] for i in order])
     for got, want, case in zip(fold(cases), wanted, cases, strict=True):
         compare(got, want)
+        rows = {row[0]: row for row in got["series"]}  # what charts draw: a row an event
+        assert list(rows) == list(range(1, got["length"] + 1))
+        assert all(rows[state["row"][0]] == state["row"] for state in want if state["row"][0])
         assert got["frames"][0] == 0
         assert set(got["frames"]) <= set(case["at"])
 

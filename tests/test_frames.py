@@ -82,13 +82,15 @@ def test_the_bill_and_the_frames_count_the_same(lab: Lab) -> None:
     assert money.saved == pytest.approx(1 - numbers.held / numbers.alone)
 
 
-def test_a_series_has_one_row_a_step_and_each_equals_its_moment() -> None:
+def test_a_series_has_a_row_an_event_and_each_equals_its_moment() -> None:
     player = Player("inms", 5)
     for _ in player.play(150):
         pass
     log = player.toy.log
     rows = series(log)
-    assert [row.step for row in rows] == list(range(1, player.toy.ledger.num_steps + 1))
+    assert [row.index for row in rows] == list(range(1, len(log) + 1))
+    assert [row.index for row in series(log, 50)][:2] == [50, 100]
+    assert series(log, 50)[-1] == rows[-1]
     for row in rows[:: max(1, len(rows) // 15)]:
         assert row == measures_at(log, row.index)
     assert rows[-1].asked >= rows[-1].hits > 0

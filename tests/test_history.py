@@ -210,7 +210,7 @@ def test_an_empty_log_is_an_empty_table() -> None:
 
 # logger -----------------------------------------------------------------------------------------
 
-LINE = re.compile(r"(\S+) block (\d+): refcount (\d+) -> (\d+), (\w+) (.*), (.*)")
+LINE = re.compile(r"(.+) block (\d+): refcount (\d+) -> (\d+), (\w+)( [^,]+)?, (.*)")
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from test_ledger import Player
+from toy import Toy
 
 from inms_lab import Log
 from inms_lab.errors import (
@@ -337,3 +338,24 @@ def test_a_file_that_unpacks_to_too_much_is_not_read_to_its_end(tmp_path: Path) 
     put(tmp_path / "b", bomb)
     with pytest.raises(LogTooLarge):
         load(tmp_path / "b", max_bytes=1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["Allocated",0,', '["Allocated",99,'),
+        ('"bytes_per_token":1', '"bytes_per_token":"abc"'),
+        ('["Stepped",1,', '["Stepped",7,'),
+    ],
+)
+def test_a_log_that_cannot_have_happened_is_refused(tmp_path: Path, old: str, new: str) -> None:
+    """Valid lines, impossible books: a view, a table and a page would break on them later."""
+    toy = Toy()
+    toy.do(toy.agent("a"), "append", [1, 2, 3, 4, 1])
+    path = tmp_path / "run.inmslog"
+    toy.log.save(path)
+    text = gzip.decompress(path.read_bytes()).decode()
+    assert text.count(old) == 1, text
+    path.write_bytes(gzip.compress(text.replace(old, new).encode()))
+    with pytest.raises(LogDamaged):
+        Log.load(path)

@@ -95,7 +95,7 @@ def test_what_follows_a_prompt_is_computed_in_the_readers_own_pool() -> None:
     assert plan.chunk == Chunk(agent, 6, 15)
     assert plan.decisions == (
         Decision(0, 0, 2, "shared", "same fingerprint"),
-        Decision(1, 0, 3, "computed", "no such block yet"),
+        Decision(1, 0, 3, "computed", "no block with this fingerprint"),
     )
 
 

@@ -35,7 +35,14 @@ LAYERS: dict[str, set[str]] = {
         *("events", "log", "fingerprint", "label", "pool", "prefix", "ledger", "overlay", "rules"),
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "release", "audit"),
         *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif", "reenact"),
-        *("logfile", "logcode", "redact", "history", "vllm_log"),  # reading and writing logs
+        *(
+            "logfile",
+            "logcode",
+            "redact",
+            "history",
+            "vllm_log",
+            "open_log",
+        ),  # reading and writing logs
     },
     "computes": {"rope", "store", "sample", "attention", "model"},
     "joins": {

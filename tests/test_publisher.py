@@ -248,6 +248,9 @@ def test_buttons_of_the_page_reach_the_lab(tmp_path: Path) -> None:
         wait_for(lambda: "more than 0" in page.show()["problem"])
         publisher.receive({"kind": "command", "name": "close"})  # no button
         publisher.receive({"kind": "nonsense"})
+        for nonsense in (None, 3, [], {}, {"kind": 3}, {"kind": "ack", "number": {}, "have": "x"}):
+            publisher.receive(nonsense)  # type: ignore[arg-type]
+        publisher.receive({"kind": "ready", "have": "abc", "strings": None})
         publisher.receive({"kind": "command", "name": "resume"})
         wait_for(lambda: lab.controls.state == "idle")
         assert not publisher.num_failures

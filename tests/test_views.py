@@ -15,7 +15,7 @@ from ipywidgets.widgets.widget import _instances
 from test_widgets import dry_lab, same_as_books, work
 
 from inms_lab import Lab
-from inms_lab.errors import BadInput
+from inms_lab.errors import BadInput, LogUnreadable
 from inms_lab.log import Log
 from inms_widgets import AgentsView, BlockMap, Dashboard, DecisionStepper, Settings, Timeline, View
 from inms_widgets import publisher as pump
@@ -228,6 +228,8 @@ def test_a_file_that_cannot_be_read_is_said_in_the_view(lab: Lab, tmp_path: Path
         assert view.publisher.status()["problem"], name
         assert _data(view)["text/plain"]
         view.close()
+        with pytest.raises(LogUnreadable):
+            Dashboard(tmp_path / name).export_html(tmp_path / "page.html")
     view = View(good)
     assert "problem" not in view.publisher.status()
     assert view.snapshot().pools == View(lab).snapshot().pools

@@ -15,7 +15,8 @@ from inms_lab.errors import LogDamaged, LogUnreadable, NotALog
 from inms_lab.events import Allocated, Evicted, PoolOpened, Registered, Shared, Stepped
 from inms_lab.history import block_history
 from inms_lab.log import Log
-from inms_lab.logfile import load, open_log, save
+from inms_lab.logfile import load, save
+from inms_lab.open_log import open_log
 from inms_lab.vllm_log import POOL, read_vllm
 
 SIZE = 4

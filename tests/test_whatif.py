@@ -278,7 +278,7 @@ def test_behind_private_text_nothing_becomes_public() -> None:
     toy.do(agent, "append", HELLO)
     toy.do(agent, "append", GOAL)
     there = what_if(toy.log, toy.log.decisions[-1], tier="global")
-    assert there.words == "the same plan"
+    assert there.words == "the same plan; it stays private: what stands before it is more secret"
 
 
 def test_a_prompt_that_is_private_is_computed_by_each() -> None:

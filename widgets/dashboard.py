@@ -8,6 +8,7 @@ from typing import Any
 from ipywidgets import VBox
 
 from inms_lab import reload
+from inms_lab.errors import LogUnreadable
 from inms_lab.lab import Lab
 from inms_lab.log import Log
 
@@ -60,6 +61,8 @@ class Dashboard(VBox):
     def export_html(self, path: str | Path, redact: str = "private", **options: Any) -> Path:
         """One offline page with the whole scrubber. Private text is masked unless `redact` is
         "nothing"; "all" masks every text."""
+        if self.view.publisher.problem:
+            raise LogUnreadable(self.view.publisher.problem)
         chosen: dict[str, Any] = {"lang": self.lang, "projector": self.projector, **options}
         return export_html(self.shown, path, redact=redact, **chosen)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Shared, Stepped
+from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Shared
 from inms_lab.explain import Explanation, explain
 from inms_lab.ledger import ENDS, Ledger
 from inms_lab.log import Log
@@ -101,15 +101,17 @@ def measures_at(log: Log, index: int | None = None) -> Measures:
     return measure(log.replay(index), stop, in_use, counts)
 
 
-def series(log: Log) -> list[Measures]:
-    """The same after every step of the engine that the log has."""
+def series(log: Log, every: int | None = None) -> list[Measures]:
+    """The same after every `every` events (None: so many that there are about a thousand rows),
+    and at the end."""
+    every = every or 1 + len(log.events) // 1000
     books = log.replay(log.first)
     in_use, counts = since((), _in_use(books), {})
     out, waiting = [], list[Event]()
     for index, event in enumerate(log.events, log.first + 1):
         books.apply(event)
         waiting.append(event)
-        if isinstance(event, Stepped):
+        if (index - log.first) % every == 0 or index == len(log):
             in_use, counts = since(waiting, in_use, counts)
             out.append(measure(books, index, in_use, counts))
             waiting.clear()

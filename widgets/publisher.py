@@ -61,9 +61,11 @@ class Publisher:
         self._wake.set()
 
     def receive(self, message: dict[str, Any]) -> None:
-        """What the viewer says. Only queued here: this may be any thread, in any state."""
-        self._inbox.put(message)
-        self._wake.set()
+        """What the viewer says. Only queued here: this may be any thread, in any state. What is no
+        message of ours is left alone."""
+        if isinstance(message, dict) and isinstance(message.get("kind"), str):
+            self._inbox.put(message)
+            self._wake.set()
 
     def status(self) -> dict[str, Any]:
         """What the view shows of the lab itself."""
@@ -135,8 +137,10 @@ class Publisher:
     def _hear(self, message: dict[str, Any]) -> None:
         kind = message.get("kind")
         if kind == "ack":
-            self._unacked.pop(message.get("number", 0), None)
-            self._have = max(self._have, int(message.get("have", 0)))
+            number, have = message.get("number"), message.get("have")
+            if isinstance(number, int) and isinstance(have, int):
+                self._unacked.pop(number, None)
+                self._have = max(self._have, have)
             self.num_pings = 0 if self._have >= self.position.events else self.num_pings
         elif kind == "ready":
             self.position = _position(message, len(self.log))

@@ -19,7 +19,7 @@ from inms_lab import reload
 from inms_lab.errors import BadInput, InmsError
 from inms_lab.lab import Lab
 from inms_lab.log import Log
-from inms_lab.logfile import open_log
+from inms_lab.open_log import open_log
 
 from . import esm
 from .frames import snapshot_at, snapshot_now

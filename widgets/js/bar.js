@@ -1,5 +1,6 @@
 // The transport of the picture (what is shown) and the controls of the lab (what happens).
 import { el } from "./hub.js";
+import { labOpen } from "./units.js";
 
 const RATES = [1, 2, 5, 10, 25, 100, 1000]; // steps of play a second
 export const BAR_GLYPHS = { copy: "◆", share: "●", evict: "▲", refuse: "✕", fail: "‼", free: "○", release: "★" };
@@ -21,9 +22,9 @@ export function bar(root, hub) {
   const group = (key, ...nodes) => el("div", { class: `inms-bar-${key}`, role: "group", "aria-label": t(key) }, el("b", {}, t(key)), ...nodes);
   const choice = (key, values, text, pick) => barLabel(
     el("select", { onchange: e => pick(e.target.value) }, ...values.map(v => el("option", { value: v }, text(v)))), t(key));
-  let timer, off;
+  let timer, watched = false;
   const note = text => {
-    barSet(said, text); hub.say(text);
+    barSet(said, text);
     clearTimeout(timer); timer = setTimeout(() => barSet(said, ""), 5000);
   };
   const badge = span("badge"), where = el("strong"), what = span("dim"), dropped = span("dropped"), said = span("said");
@@ -36,42 +37,52 @@ export function bar(root, hub) {
     if (event.key !== "Enter" || !go.value) return;
     hub.seek(+go.value);
     const at = n(hub.cursor);
-    note(hub.cursor === +go.value ? t("now", at) : t("clamped", go.value, n(fold.first), n(fold.length), at));
+    hub.say(hub.cursor === +go.value ? t("now", at) : t("clamped", go.value, n(fold.first), n(fold.length), at), "note");
     go.value = "";
   } }), t("go"));
-  const jump = (kind, way, key) => button("", () => hub.jump(kind, way) || note(t(`no_${key}`, t(kind))));
+  const jump = (kind, way) => button("", () => hub.jump(kind, way));
   const jumps = ["copy", "share", "evict", "refuse", "fail"].map(kind => el("span", { class: `inms-bar-pill inms-bar-${kind}` },
-    barLabel(jump(kind, -1, "previous"), t("previous", t(kind))), `${BAR_GLYPHS[kind]} ${t(kind)}`, barLabel(jump(kind, 1, "next"), t("next", t(kind)))));
+    barLabel(jump(kind, -1), t("previous", t(kind))), `${BAR_GLYPHS[kind]} ${t(kind)}`, barLabel(jump(kind, 1), t("next", t(kind)))));
   const keys = el("dl", { hidden: true }, ...t("keys").split("\n").flatMap(line => line.split("|").map((text, i) => el(i ? "dd" : "dt", {}, text))));
   const help = button("help", () => { help.ariaExpanded = keys.hidden; keys.hidden = !keys.hidden; });
   help.ariaExpanded = false;
+  const dash = root.closest(".inms-dash"), ask = event => { // "?" opens the keys, Escape closes them
+    if (!(event.key === "?" || event.key === "Escape" && !keys.hidden) || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || /INPUT|SELECT/.test(event.target.tagName)) return;
+    event.preventDefault(); event.stopPropagation();
+    help.click();
+  };
+  dash.addEventListener("keydown", ask);
   const rows = el("div", { class: "inms-bar-rows" }, group("picture",
     button("first", () => hub.seek(fold.first)), button("back", () => hub.step(-1)), play, button("forward", () => hub.step(1)),
     button("last", () => hub.seek(fold.length)), follow, loop,
     choice("unit", ["event", "decision", "token"], u => t(`by_${u}`), u => { hub.unit = u; }), rate, go), group("jump", ...jumps));
   root.append(el("div", { class: "inms-bar-now" }, badge, where, what, dropped, said, help), keys, rows);
 
+  const off = [hub.on("note", note)];
   if (hub.command) {
     const acts = ["run", "pause", "step"].map(k => button(`lab_${k}`, () => hub.command(k))), now = span("state"), more = span("dim");
     const speed = choice("lab_speed", ["", 10, 4, 2, 1], v => (v ? t("steps", v) : t("full")), v => hub.command("speed", +v || null));
-    rows.append(group("lab", now, ...acts, speed, more));
+    const all = group("lab", now, ...acts, speed, more);
+    rows.append(all);
     const show = () => {
       const { state = "idle", speed: set, programs = 0, failed_updates: failed } = hub.lab, many = programs.length ?? programs;
+      watched ||= labOpen(hub); // of a log that is over there is nothing to operate
+      all.hidden = !watched;
       barSet(now, t(state)); now.dataset.now = state;
-      for (const node of [...acts, speed]) node.disabled = state === "closed";
+      for (const node of [...acts, speed]) node.disabled = !labOpen(hub);
       acts[0].ariaPressed = state === "running"; acts[1].ariaPressed = state === "paused";
       if (document.activeElement !== speed) speed.value = set || "";
       barSet(more, [many && t("programs", n(many)), failed && t("failed", n(failed))].filter(Boolean).join(" · "));
       hub.change();
     };
-    off = hub.on("lab", show);
+    off.push(hub.on("lab", show));
     show();
   }
   return {
     draw(state) {
-      const { mode, cursor, lab, command } = hub, goes = moving.includes(mode);
-      barSet(badge, t(mode === "follow" && !command ? "at_end" : `is_${mode}`, n(cursor)));
-      badge.dataset.now = mode;
+      const { mode, cursor, lab, command } = hub, goes = moving.includes(mode), over = mode === "follow" && !labOpen(hub);
+      barSet(badge, t(over ? "at_end" : `is_${mode}`, n(cursor)));
+      badge.dataset.now = over ? "end" : mode;
       barSet(where, t("where", n(cursor), n(fold.length), n(state.step)));
       barSet(what, [fold.about.mode, fold.about.model, command && lab.state === "running" && mode !== "follow" && t("runs_on", n(fold.length - cursor))].filter(Boolean).join(" · "));
       barSet(dropped, fold.first ? t("dropped", n(fold.first)) : "");
@@ -79,6 +90,6 @@ export function bar(root, hub) {
       follow.ariaPressed = mode === "follow"; loop.ariaPressed = mode === "loop";
       go.min = fold.first; go.max = fold.length;
     },
-    destroy() { clearTimeout(timer); off?.(); },
+    destroy() { clearTimeout(timer); dash.removeEventListener("keydown", ask); for (const stop of off) stop(); },
   };
 }

@@ -2,18 +2,13 @@
 import { PUBLISHED, hex } from "./wire.js";
 import { WRITTEN } from "./pool.js";
 import { reduce } from "./reduce.js";
-import { el } from "./hub.js";
+import { el, runs } from "./hub.js";
 import { poolNamed, holdersOf, lightHolder } from "./map_people.js";
 
-function detailRuns(list) { // 3, 4, 5, 9 -> "3-5, 9"
-  const runs = [];
-  for (const b of [...list].sort((x, y) => x - y)) { const r = runs.at(-1); if (r && r[1] === b - 1) r[1] = b; else runs.push([b, b]); }
-  return runs.slice(0, 6).map(([a, b]) => (a === b ? a : `${a}\u2013${b}`)).join(", ") + (runs.length > 6 ? " \u2026" : "");
-}
 // An event in words.
 export function detailWords(hub, e) {
   const say = word => (hub.strings[`detail_w_${word}`] ? hub.t(`detail_w_${word}`) : word), copied = e.name === "Copied";
-  return hub.t(`detail_${e.name}`, e.seq_id === undefined ? "" : hub.nameOf(e.seq_id), e.pool_id ?? e.group, copied ? `${e.src}` : detailRuns(e.blocks || []), `${e.dst}`,
+  return hub.t(`detail_${e.name}`, e.seq_id === undefined ? "" : hub.nameOf(e.seq_id), e.pool_id ?? e.group, copied ? `${e.src}` : runs(e.blocks || []), `${e.dst}`,
     [e.verb, e.cause].filter(Boolean).map(say).join(": "), e.step ?? e.num_slots ?? e.num_blocks, e.items?.length);
 }
 // Keys that these [pool, block] had before `index`: a function that gives [key, event that published it, place in it].
@@ -29,7 +24,8 @@ function detailKeys({ words, first, offsets }, blocks, index) {
 export function detail(root, hub) {
   const { fold } = hub, t = hub.t.bind(hub), body = el("div", { class: "detail-body" });
   let spaces = false, told = "", pinned = "", story = [], known = "", past = "", before = null;
-  const find = el("input", { type: "text", size: 14, placeholder: "private:12", "aria-label": t("detail_find"), onchange() {
+  const find = el("input", { type: "text", size: 14, placeholder: "private:12", "aria-label": t("detail_find"), onkeydown(e) {
+    if (e.key !== "Enter") return; // a page may keep Enter from making a change
     const cut = find.value.lastIndexOf(":"), block = find.value.slice(cut + 1).trim();
     hub.setPin({ pool: find.value.slice(0, Math.max(0, cut)).trim(), block: /^\d+$/.test(block) ? +block : block });
   } });
@@ -51,7 +47,7 @@ export function detail(root, hub) {
   function text([, seg, i]) {
     const from = i * seg.size, tokens = fold.tokensOf(seg, from, seg.size), shown = el("pre", { tabindex: 0, "data-k": "text" });
     for (const [piece, first, n] of fold.textOf(tokens))
-      shown.append(el("span", { class: from + first >= seg.computed ? "detail-next" : null, title: t("detail_slot", first, tokens.slice(first, first + n).join(" ")) }, spaces ? piece.replace(/ /g, "\u00b7").replace(/\t/g, "\u21e5").replace(/\n/g, "\u23ce\n") : piece));
+      shown.append(el("span", { class: from + first >= seg.computed ? "detail-next" : null, title: t("detail_slot", first, tokens.slice(first, first + n).join(" ")) }, spaces ? piece.replace(/ /g, "·").replace(/\t/g, "⇥").replace(/\n/g, "⏎\n") : piece));
     return part("text", shown, button("spaces", t("detail_spaces"), () => { spaces = !spaces; hub.change(); }, { "aria-pressed": String(spaces) }), " ",
       tokens.some(x => x < 0) ? dim(t("detail_redacted")) : null, from + tokens.length > seg.computed ? dim(t("detail_coming")) : null, tokens.length ? null : dim(t("detail_no_text")));
   }
@@ -60,13 +56,13 @@ export function detail(root, hub) {
     for (const b of seg.blocks.slice(0, i)) all.push([seg.pool, b]);
     const path = [...all.slice(-7), [id, block]], keys = detailKeys(fold, path.filter(([p, b]) => state.pool(p).flags[b] & WRITTEN), state.index), own = keys(id, block)?.[0];
     return part("chain", el("ol", { class: "detail-keys" }, all.length > 7 ? el("li", {}, dim(t("detail_earlier", all.length - 7))) : null,
-      ...path.map(([p, b], n) => el("li", {}, button(`key${n}`, keys(p, b)?.[0].slice(0, 8) || "\u2014", () => hub.setPin({ pool: state.pool(p).name, block: b }), { title: one(state, p, b) })))),
+      ...path.map(([p, b], n) => el("li", {}, button(`key${n}`, keys(p, b)?.[0].slice(0, 8) || "—", () => hub.setPin({ pool: state.pool(p).name, block: b }), { title: one(state, p, b) })))),
     own ? el("div", {}, el("code", {}, own), " ", button("copy", t("detail_copy"), () => navigator.clipboard?.writeText(own).then(() => hub.say(t("detail_copied")), () => {}))) : dim(t("detail_no_key")));
   }
   const holders = list => part("holders", list.length ? null : dim(t("detail_nobody")),
     ...list.slice(0, 40).map(([seq, seg, i]) => {
       const place = t("detail_place", seq.segments.indexOf(seg), i, seg.first + i * seg.size);
-      const words = [hub.nameOf(seq.id), t("detail_w_" + seq.kind), place].join(" \u00b7 ");
+      const words = [hub.nameOf(seq.id), t("detail_w_" + seq.kind), place].join(" · ");
       return button(`h${seq.id}`, words, () => lightHolder(hub, seq.id));
     }),
     list.length > 40 ? dim(t("map_more", list.length - 40)) : null);
@@ -83,11 +79,11 @@ export function detail(root, hub) {
   function show(state) {
     const { pin } = hub, [id, pool] = pin ? poolNamed(state, pin.pool) : [], b = pin?.block, e = fold.event(state.index - 1);
     if (!pin) return [el("p", { class: "inms-dim" }, t("detail_hint")), e && el("p", {}, `#${e.index} ${detailWords(hub, e)}`)];
-    if (!pool) return [el("p", { role: "alert" }, t("detail_no_pool", pin.pool, [...state.pools.values()].map(p => p.name).join(", ")))];
-    if (!Number.isInteger(b) || b < 0 || b >= pool.count) return [el("p", { role: "alert" }, t("detail_range", pin.pool, b, pool.count - 1))];
+    const bad = !pool ? t(pin.pool ? "detail_no_pool" : "detail_form", pin.pool, [...state.pools.values()].map(p => p.name).join(", ")) : b >= 0 && b < pool.count ? "" : t("detail_range", pin.pool, b, pool.count - 1);
+    if (bad) return [el("p", { role: "alert" }, bad)];
     const list = holdersOf(state, id, b), now = pool.state(b), key = now === "cached" && detailKeys(fold, [[id, b]], state.index)(id, b), source = list[0] || (key && writer(key));
     const label = now === "free" ? "" : (fold.strings[pool.label[b]] || "").split("\n").join(", "), n = a => (b < pool.high ? a[b] : 0);
-    const facts = { block: one(state, id, b), tier: t(`map_${pool.tier}`), state: t(`map_s_${now}`), refcount: n(pool.refs), generation: n(pool.born), label: label || "\u2014", slots: t("map_slots", n(pool.fill), pool.size), position: source ? source[1].first + source[2] * pool.size : "\u2014" };
+    const facts = { block: one(state, id, b), tier: t(`map_${pool.tier}`), state: t(`map_s_${now}`), refcount: n(pool.refs), generation: n(pool.born), label: label || "—", slots: t("map_slots", n(pool.fill), pool.size), position: source ? source[1].first + source[2] * pool.size : "—" };
     return [el("dl", {}, ...Object.entries(facts).flatMap(([k, v]) => [el("dt", {}, t(`detail_${k}`)), el("dd", {}, String(v))])), source && text(source), holders(list), source && chain(state, id, b, source), history(state, pin)];
   }
   function draw(state) {

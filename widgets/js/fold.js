@@ -1,5 +1,5 @@
 // A log in the browser: everything received so far, keyframes, and the books at the cursor.
-import { STEPPED, COPIED, sizeOf, blocksOf, poolAt, decode } from "./wire.js";
+import { COPIED, sizeOf, blocksOf, poolAt, decode } from "./wire.js";
 import { State, sum } from "./state.js";
 import { reduce } from "./reduce.js";
 import { restore } from "./keyframe.js";
@@ -13,8 +13,8 @@ export class Fold {
     this.decisions = []; this.firstDecision = 0; this.explained = new Map(); this.errors = {};
     this.end = new State(this.strings);
     this.frames = []; this.frameBytes = 0;
-    this.series = []; // rows of State.row, one a step, thinned when there are very many
-    this.thin = 1;
+    this.series = []; // rows of State.row, one an event, thinned when there are very many
+    this.thin = 1; this.sampled = 0; this.loose = false;
     this.cursor = null;
   }
   grow(name, need) {
@@ -47,7 +47,7 @@ export class Fold {
     return true;
   }
   begin(words, index) { // again, from the books at `index`; the tables stay
-    Object.assign(this, { first: index, length: index, used: 0, frames: [], series: [], thin: 1, cursor: null });
+    Object.assign(this, { first: index, length: index, used: 0, frames: [], series: [], thin: 1, sampled: index, loose: false, cursor: null });
     this.end = new State(this.strings);
     restore(this.end, words, this.extra);
     this.end.index = index;
@@ -55,26 +55,29 @@ export class Fold {
   }
   take(words) {
     if (!words.length) return;
+    if (this.loose) this.series.pop();
     this.grow("words", this.used + words.length);
     this.words.set(words, this.used);
     const end = this.end, all = this.words, stop = this.used + words.length;
     if (this.length === this.first && !this.frames.length) this.save();
     for (let at = this.used; at < stop;) {
-      const i = this.length - this.first, type = all[at];
+      const i = this.length - this.first;
       if (i >= this.offsets.length) this.grow("offsets", i + 1);
       this.offsets[i] = at;
       reduce(end, all, at);
       at += sizeOf(all, at);
       this.length++;
-      if (type === STEPPED) this.sample();
+      if (this.length - this.sampled >= this.thin) this.sample();
       if (this.length - this.frames[this.frames.length - 1].index >= this.spacing) this.save();
     }
     this.used = stop;
+    this.loose = this.sampled < this.length; // the newest row is of the last event, whatever is left out
+    if (this.loose) this.series.push(this.end.row());
   }
   sample() {
-    if (this.end.step % this.thin) return;
     this.series.push(this.end.row());
-    if (this.series.length > 20000) { this.series = this.series.filter((_, i) => i % 2); this.thin *= 2; }
+    this.sampled = this.length;
+    if (this.series.length > 20000) { this.series = this.series.filter((_, i) => i % 2 === 0); this.thin *= 2; }
   }
   save() {
     const frame = this.end.copy();

@@ -1,16 +1,9 @@
 // What the parts of a dashboard share: one log, one cursor, one selection, one language.
 import { STEPPED, SHARED, ALLOCATED, COPIED, EVICTED, FREED, PUBLISHED, ABORTED, COMMANDED } from "./wire.js";
 
-// Things to jump to: what each is called, and which events it means.
-export const JUMPS = {
-  copy: h => type => type === COPIED,
-  share: h => type => type === SHARED,
-  evict: h => type => type === EVICTED,
-  free: h => type => type === FREED,
-  abort: h => type => type === ABORTED,
-  fail: h => (type, i) => type === COMMANDED && h.fold.event(i).verb === "fail",
-};
-export const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
+// Things to jump to: what each is called, and its events (of the commands, those that say "fail").
+const JUMPS = { copy: COPIED, share: SHARED, evict: EVICTED, fail: COMMANDED };
+const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
 export const KIND = { [SHARED]: "share", [ALLOCATED]: "new", [COPIED]: "copy", [EVICTED]: "evict", [FREED]: "free", [PUBLISHED]: "publish", [ABORTED]: "abort" };
 
 export class Hub {
@@ -21,40 +14,43 @@ export class Hub {
     this.pin = this.hover = this.decision = this.agent = null;
     this.lit = new Set(); // "pool:block" that a part wants lit
     this.lab = {}; // what the kernel says of the lab: paused, running, closed, speed
-    this.parts = []; this.dirty = true; this.frame = 0; this.listeners = new Map();
+    this.parts = []; this.dirty = true; this.frame = 0; this.listeners = {};
     this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   }
   // A string of the table in the language of the view; {0}, {1} stand for what is passed.
   t(key, ...args) {
     const row = this.strings[key], text = row ? row[this.lang === "zh" ? 1 : 0] : key;
-    return text.replace(/\{(\d)\}/g, (_, i) => args[i] ?? "");
+    return text.replace(/\{(\d)\}/g, (_, i) => args[i] ?? "")
+      .replace(/(?<![\d.,])1 ((more |free )?(agent|block|event|holder|pool|program|slot|step|token|update))s\b/g, "1 $1");
   }
   on(name, listener) {
-    if (!this.listeners.has(name)) this.listeners.set(name, new Set());
-    this.listeners.get(name).add(listener);
-    return () => this.listeners.get(name).delete(listener);
+    const all = this.listeners[name] ||= new Set();
+    all.add(listener);
+    return () => all.delete(listener);
   }
-  emit(name, value) { for (const f of this.listeners.get(name) || []) f(value); }
+  emit(name, value) { for (const f of this.listeners[name] || []) f(value); }
   // Every change ends here: parts are drawn once in the next frame of the page.
   change(grown = false) { // grown: nothing but that the log is longer
     this.grown = grown && (this.grown || !this.dirty);
     this.dirty = true;
     if (!this.frame && this.alive !== false) this.frame = requestAnimationFrame(now => this.draw(now));
   }
-  draw(now) {
+  draw(time) {
     this.frame = 0;
     if (this.alive === false) return;
-    this.play(now);
+    this.play(time);
     if (!this.dirty) return;
     this.dirty = false;
-    const state = this.state(), { grown } = this;
+    const state = this.state(), { grown, root } = this, had = root?.matches(":focus-within");
     this.grown = false;
     for (const part of this.parts) {
-      if (grown && now < part.rest) { this.later ||= setTimeout(() => { this.later = 0; this.change(true); }, part.rest - now); continue; }
+      if (grown && time < part.rest) { this.later ||= setTimeout(() => { this.later = 0; this.change(true); }, part.rest - time); continue; }
       const start = performance.now();
       part.draw(state);
-      if (part.pace) part.rest = now + Math.min(300, Math.max(part.pace, 20 * (performance.now() - start)));
+      if (part.pace) part.rest = time + Math.min(300, Math.max(part.pace, 20 * (performance.now() - start)));
     }
+    const now = document.activeElement; // keys go on to work when what had the focus is gone
+    if (had && (now === document.body || now.disabled || !now.checkVisibility())) root.focus({ preventScroll: true });
   }
   state() { return this.fold.at(this.cursor); }
   received() { // the log has grown
@@ -64,33 +60,34 @@ export class Hub {
   }
   seek(index, mode = "paused") {
     this.cursor = Math.max(this.fold.first, Math.min(Math.round(index), this.fold.length));
-    if (this.mode !== mode) { this.mode = mode; this.emit("mode", mode); }
-    this.emit("seek", this.cursor); this.change();
+    this.mode = mode;
+    this.emit("seek"); this.change();
   }
   setMode(mode) {
     if (mode === "follow") return this.seek(this.fold.length, "follow");
-    if ((mode === "play" || mode === "loop") && this.cursor >= this.fold.length) this.cursor = this.fold.first;
-    this.mode = mode; this.then = null; this.emit("mode", mode); this.change();
+    if (mode !== "paused" && this.cursor >= this.fold.length) this.cursor = this.fold.first;
+    this.mode = mode; this.then = null; this.change();
   }
+  get moves() { return /play|loop/.test(this.mode); }
   play(now) {
-    if (this.mode !== "play" && this.mode !== "loop") return;
+    if (!this.moves) return;
     const due = this.then ? (now - this.then) * this.rate / 1000 : 1;
     if (due >= 1) {
       this.then = now - (due - Math.floor(due)) * 1000 / this.rate;
       for (let n = Math.min(1000, Math.floor(due)); n > 0 && this.cursor < this.fold.length; n--)
         this.cursor = this.next(1);
       if (this.cursor >= this.fold.length) {
-        if (this.mode === "loop") this.cursor = this.fold.first;
-        else { this.mode = "paused"; this.emit("mode", "paused"); }
+        if (this.mode === "loop" && this.fold.length > this.fold.first) this.cursor = this.fold.first;
+        else this.mode = "paused";
       }
-      this.emit("seek", this.cursor); this.dirty = true;
+      this.emit("seek"); this.dirty = true;
     }
-    if (this.mode === "play" || this.mode === "loop") this.frame = requestAnimationFrame(t => this.draw(t));
+    if (this.moves) this.frame = requestAnimationFrame(t => this.draw(t));
   }
   // The moment one unit further (or back, -1): an event, a decision or a step of the engine.
   next(way, unit = this.unit) {
     const { fold, cursor } = this, last = way > 0 ? fold.length : fold.first;
-    if (unit === "decision") return this.momentOf(this.decisionAt(way)) ?? last;
+    if (unit === "decision") return this.decisionAt(way)?.stop ?? last; // when its events have happened
     if (unit === "token") {
       const i = fold.find(way > 0 ? cursor : cursor - 2, type => type === STEPPED, way);
       return i < 0 ? last : i + 1;
@@ -99,23 +96,21 @@ export class Hub {
   }
   step(way, unit) { this.seek(this.next(way, unit)); }
   // The decision after (before) the cursor, of those that `wanted` accepts; null: there is none.
-  decisionAt(way, wanted = null) {
+  decisionAt(way, wanted = () => true) {
     const list = this.fold.decisions, here = this.cursor;
     let lo = this.fold.firstDecision, hi = list.length; // the first whose moment is after the cursor
-    while (lo < hi) { const mid = (lo + hi) >> 1; if (this.momentOf(list[mid]) > here) hi = mid; else lo = mid + 1; }
+    while (lo < hi) { const mid = (lo + hi) >> 1; if (list[mid]?.stop > here) hi = mid; else lo = mid + 1; }
     let n = way > 0 ? lo : lo - 1;
-    if (this.decision !== null && this.momentOf(list[this.decision]) === here) n = this.decision + way;
-    else while (way < 0 && list[n] && this.momentOf(list[n]) === here) n--;
-    while (list[n] && wanted && !wanted(list[n])) n += way;
+    if (this.decision !== null && list[this.decision]?.stop === here) n = this.decision + way;
+    else while (way < 0 && list[n] && list[n].stop === here) n--;
+    while (list[n] && !wanted(list[n])) n += way;
     return list[n] || null;
   }
-  momentOf(decision) { return decision ? decision.stop : undefined; } // when its events have happened
   selectDecision(number) {
     const d = this.fold.decisions[number];
     if (!d) return;
     this.decision = number;
-    this.seek(this.momentOf(d));
-    this.emit("decision", number);
+    this.seek(d.stop);
   }
   refusals() { // log index -> the refusal made there
     const list = this.fold.decisions;
@@ -126,25 +121,25 @@ export class Hub {
     }
     return this.no;
   }
-  jump(kind, way = 1) { // to just after the next (last) event of a kind; false: there is none
-    if (kind === "refuse") {
-      const d = this.decisionAt(way, d => REFUSALS.includes(d.outcome));
-      if (d) this.selectDecision(d.number);
-      return !!d;
-    }
-    const wanted = JUMPS[kind](this), i = this.fold.find(way > 0 ? this.cursor : this.cursor - 2, wanted, way);
-    if (i >= 0) this.seek(i + 1);
-    return i >= 0;
+  jump(kind, way = 1) { // to just after the next (last) event of a kind; says so if there is none
+    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind !== "fail" || fold.event(i).verb === kind);
+    const d = kind === "refuse" && this.decisionAt(way, d => REFUSALS.includes(d.outcome)), i = d ? -1 : fold.find(way > 0 ? cursor : cursor - 2, wanted, way);
+    if (d) this.selectDecision(d.number);
+    else if (i >= 0) this.seek(i + 1);
+    else this.say(this.t(way > 0 ? "bar_no_next" : "bar_no_previous", this.t(`bar_${kind}`)), "note");
   }
-  setPin(pin) { this.pin = pin; this.emit("pin", pin); this.change(); }
-  light(blocks) { this.lit = new Set(blocks); this.emit("lit"); this.change(); }
-  say(text) { this.emit("say", text); } // to those who listen instead of looking
-  // Names of holders as people tell them apart: forks have their agent's name.
+  setPin(pin) { this.pin = pin; this.change(); }
+  light(blocks) { this.lit = new Set(blocks); this.change(); }
+  say(text, more) { this.emit("say", text); this.emit(more, text); } // to those who listen instead of looking
+  // Names of holders as people tell them apart: forks have their agent's name, others may share one.
   nameOf(id) {
-    const seq = this.fold.end.seqs[id];
-    return !seq ? `#${id}` : seq.parent >= 0 ? `${seq.name} (${this.t("fork")} ${id})` : seq.name;
+    const { seqs } = this.fold.end, seq = seqs[id], seen = new Set();
+    if (this.numNames !== seqs.length) {
+      this.numNames = seqs.length;
+      this.twice = seqs.filter(q => q?.parent < 0 && seen.size === seen.add(q.name).size).map(q => q.name);
+    }
+    return !seq ? `#${id}` : seq.parent >= 0 ? `${seq.name} (${this.t("fork")} ${id})` : this.twice.includes(seq.name) ? `${seq.name} #${id}` : seq.name;
   }
-  bytes(blocks, size) { return blocks * size * (this.fold.about.bytes_per_token || 0); }
   stop() {
     this.alive = false;
     cancelAnimationFrame(this.frame);
@@ -152,7 +147,7 @@ export class Hub {
     for (const part of this.parts) part.destroy?.();
     this.parts = [];
     this.emit("stop");
-    this.listeners.clear();
+    this.listeners = {};
   }
 }
 
@@ -161,25 +156,26 @@ export function el(tag, attributes = {}, ...children) { // an element with attri
   for (const [k, v] of Object.entries(attributes)) {
     if (k.startsWith("on")) node.addEventListener(k.slice(2), v);
     else if (k === "class") node.className = v;
-    else if (v === true) node.setAttribute(k, "");
-    else if (v !== false && v != null) node.setAttribute(k, v);
+    else if (v !== false && v != null) node.setAttribute(k, v === true ? "" : v);
   }
   node.append(...children.filter(c => c != null));
   return node;
 }
 
-export const mib = bytes => bytes < 2 ** 20 ? `${+(bytes / 1024).toFixed(1)} KiB` : bytes < 8 * 2 ** 30 ? `${(bytes / 2 ** 20).toFixed(1)} MiB` : `${(bytes / 2 ** 30).toFixed(1)} GiB`;
+export function runs(list) { // 3, 4, 5, 9 -> "3-5, 9"
+  const out = [];
+  for (const b of [...list].sort((x, y) => x - y)) { const r = out.at(-1); if (r && r[1] === b - 1) r[1] = b; else out.push([b, b]); }
+  return out.slice(0, 6).map(([a, b]) => (a === b ? a : `${a}–${b}`)).join(", ") + (out.length > 6 ? " …" : "");
+}
 
 // A canvas that is as sharp as the screen; draws again when its size or its visibility changes.
 export function sharp(canvas, redraw) {
-  const seen = new IntersectionObserver(e => { if (e.some(x => x.isIntersecting)) redraw(); });
-  const sized = new ResizeObserver(redraw);
-  seen.observe(canvas); sized.observe(canvas);
-  return () => { seen.disconnect(); sized.disconnect(); };
+  const all = [new IntersectionObserver(e => e.some(x => x.isIntersecting) && redraw()), new ResizeObserver(redraw)];
+  for (const one of all) one.observe(canvas);
+  return () => all.forEach(one => one.disconnect());
 }
 export function fit(canvas, width, height) { // CSS pixels; gives a context in CSS pixels
-  const ratio = window.devicePixelRatio || 1;
-  const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(height * ratio));
+  const ratio = devicePixelRatio, [w, h] = [width, height].map(x => Math.max(1, Math.round(x * ratio)));
   if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
   canvas.style.height = `${height}px`;
   const context = canvas.getContext("2d");

@@ -22,12 +22,10 @@ export function build(root, fold, options) {
   const message = el("div", { class: "inms-message", role: "alert", hidden: true });
   root.classList.add("inms-dash");
   root.classList.toggle("inms-projector", !!options.projector);
-  root.setAttribute("lang", options.lang === "zh" ? "zh-Hans" : "en");
-  root.setAttribute("role", "group");
-  root.setAttribute("aria-label", hub.t("dashboard"));
+  Object.assign(root, { lang: options.lang === "zh" ? "zh-Hans" : "en", role: "group", ariaLabel: hub.t("dashboard"), tabIndex: 0 });
   root.dataset.lmSuppressShortcuts = "true"; // the notebook's own keys stay away from ours
-  root.tabIndex = 0;
   root.replaceChildren(message, live);
+  hub.root = root;
   hub.on("say", text => { live.textContent = text; });
   hub.on("problem", text => { message.textContent = text; message.hidden = !text; });
   const beside = ["map", "detail", "decision"].filter(p => parts.includes(p) && PARTS[p]);
@@ -58,7 +56,7 @@ function key(hub, event) {
   const act = {
     ArrowRight: () => hub.step(1, event.shiftKey ? "token" : hub.unit),
     ArrowLeft: () => hub.step(-1, event.shiftKey ? "token" : hub.unit),
-    " ": () => hub.setMode(hub.mode === "play" || hub.mode === "loop" ? "paused" : "play"),
+    " ": () => hub.setMode(hub.moves ? "paused" : "play"),
     Home: () => hub.seek(hub.fold.first), End: () => hub.seek(hub.fold.length),
     f: () => hub.setMode("follow"), "]": () => pick(hub, 1), "[": () => pick(hub, -1),
     c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way),
@@ -83,6 +81,8 @@ class Store {
     this.lab = {}; this.next = 1; this.problem = "";
     this.hear = (message, buffers) => this.receive(message, buffers || []);
     model.on("msg:custom", this.hear);
+    this.probe = () => this.ready();
+    model.on("comm_live_update", this.probe); // the kernel was started again, for one
     const first = model.get("first");
     if (first && first.byteLength) { // what there was when the widget was made
       try { this.log(unpack(first)); } catch (error) { this.fail(error); }
@@ -91,7 +91,15 @@ class Store {
   }
   ready() {
     const { fold } = this;
-    this.model.send({ kind: "ready", have: fold.length, strings: fold.strings.length, tokens: fold.numTokens, pieces: fold.pieces.size, decisions: fold.decisions.length, first: fold.first });
+    this.send({ kind: "ready", have: fold.length, strings: fold.strings.length, tokens: fold.numTokens, pieces: fold.pieces.size, decisions: fold.decisions.length, first: fold.first });
+  }
+  send(message) {
+    try { this.model.send(message); } catch { // there is no kernel to hear it
+      this.lab = { state: "gone" };
+      for (const { reject } of this.asked.values()) reject(new Error("kernel_gone"));
+      this.asked.clear();
+      this.fail("kernel_gone");
+    }
   }
   receive(m, buffers) {
     try {
@@ -108,20 +116,26 @@ class Store {
   log(m) {
     if (m.lab) this.lab = m.lab;
     const followed = this.fold.push({ ...m, pieces: (m.pieces || []).map(([id, text]) => [id, unbase(text)]) });
-    if (m.number !== undefined) this.model.send({ kind: "ack", number: m.number, have: this.fold.length });
+    if (m.number !== undefined) this.send({ kind: "ack", number: m.number, have: this.fold.length });
     if (!followed) this.ready(); // something was lost on the way: ask for it
-    for (const hub of this.hubs) { hub.lab = this.lab; hub.received(); hub.emit("lab", this.lab); hub.emit("problem", this.lab.problem || this.problem); }
+    for (const hub of this.hubs) { hub.received(); this.tell(hub); }
+  }
+  tell(hub) {
+    hub.lab = this.lab;
+    hub.emit("lab"); hub.emit("problem", hub.t(this.lab.problem || this.problem));
   }
   fail(error) {
     this.problem = String(error.message || error);
-    for (const hub of this.hubs) hub.emit("problem", this.problem);
+    for (const hub of this.hubs) this.tell(hub);
   }
   ask(what, payload) {
     const id = this.next++;
-    this.model.send({ kind: "ask", id, what, ...payload });
-    return new Promise((resolve, reject) => this.asked.set(id, { resolve, reject }));
+    return new Promise((resolve, reject) => {
+      this.asked.set(id, { resolve, reject });
+      this.send({ kind: "ask", id, what, ...payload });
+    });
   }
-  close() { this.model.off("msg:custom", this.hear); for (const hub of this.hubs) hub.stop(); this.hubs.clear(); }
+  close() { this.model.off("msg:custom", this.hear); this.model.off("comm_live_update", this.probe); for (const hub of this.hubs) hub.stop(); this.hubs.clear(); }
 }
 export const storeOf = model => {
   const key = model.get("key");
@@ -153,18 +167,17 @@ export default {
       const hub = build(root, store.fold, {
         parts: model.get("parts"), lang: model.get("lang"), strings: model.get("strings"), projector: model.get("projector"),
         ask: (what, payload) => store.ask(what, payload),
-        command: (name, value) => model.send({ kind: "command", name, value }),
+        command: (name, value) => store.send({ kind: "command", name, value }),
       });
-      hub.lab = store.lab;
-      store.hubs.add(hub);
-      hub.emit("lab", store.lab); hub.emit("problem", store.lab.problem || store.problem);
+      store.hubs.add(hub); store.tell(hub);
       return hub;
     };
     let hub = make();
     const again = () => { store.hubs.delete(hub); hub.stop(); hub = make(); };
-    for (const name of ["parts", "lang", "projector"]) model.on(`change:${name}`, again);
+    const heed = act => { for (const name of ["parts", "lang", "projector"]) model[act](`change:${name}`, again); };
+    heed("on");
     return () => {
-      for (const name of ["parts", "lang", "projector"]) model.off(`change:${name}`, again);
+      heed("off");
       store.hubs.delete(hub); hub.stop();
     };
   },

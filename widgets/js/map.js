@@ -13,7 +13,7 @@ export function blockMap(root, hub) {
     life = new AbortController(),
     press = (key, text) => `<button title="${t(key)}" aria-label="${t(key)}">${text}</button>`;
   root.innerHTML =
-    `<div class="map-bar"><h3>${t("map_title")}</h3>${press("map_out", "\u2212")}${press("map_in", "+")}` +
+    `<div class="map-bar"><h3>${t("map_title")}</h3>${press("map_out", "−")}${press("map_in", "+")}` +
     `${press("map_fit_all", t("map_fit"))}<button aria-pressed="false">${t("map_whole")}</button></div>` +
     `<div class="map-body"><div class="map-box"><div><div class="map-view"><canvas></canvas>` +
     `<canvas tabindex="0" role="application" aria-label="${t("map_label")}"></canvas></div></div></div>` +
@@ -202,7 +202,7 @@ export function blockMap(root, hub) {
   }
   function hover(to) {
     if (JSON.stringify(hub.hover) === JSON.stringify(to)) return;
-    hub.hover = to; hub.emit("hover", to); again();
+    hub.hover = to; again();
   }
   const under = e => hit(e.clientX, e.clientY), pin = to => { here = to; hub.setPin({ ...to }); };
   canvas.onpointermove = e => hover(under(e)); canvas.onpointerleave = () => hover(null);

@@ -8,11 +8,11 @@ export function mapBlocks(hub, t, look, place, pen) {
   // A band's name, what its tier is for and how full it is; below it, how much was never used.
   function heading(b) {
     const { pool, tier, k } = b, n = x => x.toLocaleString(),
-      unit = b.size > 1 ? "" : " \u00b7 " + t(k > 1 ? "map_tiles" : "map_pixels", k),
-      text = t("map_counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + unit,
+      unit = b.size > 1 ? "" : " · " + t(k > 1 ? "map_tiles" : "map_pixels", k),
+      all = t("map_counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + unit,
       more = b.more ? t(pool.high ? "map_never" : "map_unused", n(pool.count - pool.high)) : "";
-    if (b.told === text + more) return;
-    b.told = text + more;
+    if (b.told === all + more) return;
+    b.told = all + more;
     const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("map_about_" + tier),
       put = (words, x, style, font = "") => { // gives where the next words may start
         write(words, x, y + 14, `${font} ${px}px`, style, "left");
@@ -21,6 +21,8 @@ export function mapBlocks(hub, t, look, place, pen) {
     pen.clearRect(0, y, b.width, MAP_HEAD); pen.clearRect(0, y + b.foot, b.width, b.tall - b.foot);
     const x = put(b.name, put(MAP_TIERS[tier], 4, look[tier].hue) - 2, look.light, "600");
     pen.font = `${px}px ${look.font}`;
+    let text = all; // as much of it as there is room for
+    while (x + pen.measureText(text).width > b.width && text.includes(" · ")) text = text.slice(0, text.lastIndexOf(" · "));
     const start = max(x, b.width - 4 - pen.measureText(text).width);
     if (x + pen.measureText(about).width + 16 < start) put(about, x, look.dim);
     put(text, start, look.dim);
@@ -117,7 +119,7 @@ export function mapBlocks(hub, t, look, place, pen) {
     }
     if (n || kept) write(n > 99 && !big ? "+" : n, centre, middle, `700 ${px}px`, ink);
     if (who) {
-      const names = who.length > 4 ? who.slice(0, 3).join("") + "\u2026" : who.join("");
+      const names = who.length > 4 ? who.slice(0, 3).join("") + "…" : who.join("");
       write(names, centre, y + w * 0.72, `${size * 0.28 | 0}px`, ink);
     }
     if (n) signs(b, block, ink, x, y);

@@ -3,7 +3,7 @@ import { el } from "./hub.js";
 
 // From these sizes on, in pixels a block: a number; all marks. The height of a heading.
 export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28;
-export const MAP_TIERS = { global: "\u25c6", group: "\u25cf", private: "\u25a0", common: "\u25b2" };
+export const MAP_TIERS = { global: "◆", group: "●", private: "■", common: "▲" };
 export const MAP_FLASH = { new: "N", share: "S", copy: "C", evict: "E", free: "F", abort: "X" };
 const MAP_COLOURS = { // what is drawn -> its name in the style sheet
   dark: "panel", light: "strong", dim: "dim",

@@ -1,7 +1,7 @@
 // Who holds blocks: a chip for each holder, arcs to those of one block, and a block in words.
 import { el } from "./hub.js";
 
-const MAP_KINDS = { agent: "\u25cf", prompt: "\u25c6", record: "\u25a4" };
+const MAP_KINDS = { agent: "●", prompt: "◆", record: "▤" };
 
 export const poolNamed = (state, name) => [...state.pools].find(([, pool]) => pool.name === name) || [];
 // Who holds a block: [holder, segment, place in the segment's table].
@@ -18,7 +18,7 @@ export function lightHolder(hub, id) {
   const state = hub.state(), blocks = [];
   for (const seg of state.seqs[id]?.segments || [])
     for (const b of seg.blocks) blocks.push(`${state.pool(seg.pool).name}:${b}`);
-  hub.agent = id; hub.emit("agent", id); hub.light(blocks);
+  hub.agent = id; hub.light(blocks);
   if (blocks.length) hub.say(hub.t("map_lit", hub.nameOf(id), blocks.length));
 }
 
@@ -34,7 +34,7 @@ export function mapPeople(hub, t, box, chips) {
     for (const seq of shown) {
       const { id } = seq, name = hub.nameOf(id), on = hub.agent === id && hub.lit.size > 0,
         told = `${seq.state} ${on} ${name}`,
-        glyph = seq.parent < 0 ? MAP_KINDS[seq.kind] || "\u25cf" : "\u25d0";
+        glyph = seq.parent < 0 ? MAP_KINDS[seq.kind] || "●" : "◐";
       let node = chipOf.get(id);
       if (!node) {
         const onclick = () => lightHolder(hub, hub.agent === id && hub.lit.size ? null : id);
@@ -45,7 +45,7 @@ export function mapPeople(hub, t, box, chips) {
       node.told = told; node.ariaPressed = on;
       node.replaceChildren(glyph, el("b", { title: name }, name), el("i", {}, t("map_s_" + seq.state)));
     }
-    rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t("map_nobody");
+    rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t(state.seqs.length ? "map_nobody_now" : "map_nobody");
   }
   function link(holders, [left, top], height) { // arcs from a place in the view to its holders' chips
     const [all, pane, from] = holders.length ? [body, chips, box].map(mapEdges) : [], held = id => holders.some(([seq]) => seq.id === id);
@@ -63,9 +63,9 @@ export function mapPeople(hub, t, box, chips) {
   function words(pool, block, holders) { // a block in a line
     const names = holders.map(([seq]) => hub.nameOf(seq.id)), some = names.slice(0, 8).join(", "),
       out = [pool.name, t("map_block", block), t("map_s_" + pool.state(block))];
-    if (names.length) out.push(t("map_held_by", pool.refs[block], some + (names.length > 8 ? " \u2026" : "")));
+    if (names.length) out.push(t("map_held_by", pool.refs[block], some + (names.length > 8 ? " …" : "")));
     if (pool.fill[block]) out.push(t("map_slots", pool.fill[block], pool.size));
-    return out.join(" \u00b7 ");
+    return out.join(" · ");
   }
   return { people, link, words, chipOf };
 }

@@ -1,5 +1,6 @@
 // A scrubber, a lane for each agent, and memory over the log; all over one axis: events.
-import { el, mib, sharp, fit } from "./hub.js";
+import { el, sharp, fit } from "./hub.js";
+import { mib } from "./units.js";
 import { TIME_ENDS, TimeIndex, timeFind } from "./moments.js";
 import { BAR_GLYPHS, barWords, barSet, barButton } from "./bar.js";
 
@@ -31,6 +32,7 @@ export function timeline(root, hub) {
   const charts = TIME_CHARTS.map(([name, high, ...lines]) => ({ name, high: high * size, lines, words: el("p"), canvas: canvas() }));
   const box = el("div", { class: "inms-time-box" }, over, range, strip, list, more, ...charts.flatMap(c => [c.words, c.canvas]), head, empty);
   root.append(el("h3", {}, t("title"), seen, ...[["out", 2], ["in", 0.5], ["all", 1e9]].map(([key, f]) => barButton(t(key), () => scale(f)))), box);
+  const about = key => { const title = hub.strings[`time_about_${key}`] && t(`about_${key}`); return title ? { title, role: "note", "aria-description": title } : {}; };
   const again = () => { drawn = seated = ""; for (const name in colours) delete colours[name]; hub.change(); };
   const stops = [...box.querySelectorAll("canvas")].map(c => sharp(c, again));
 
@@ -64,14 +66,15 @@ export function timeline(root, hub) {
     node.onlostpointercapture = () => { held = false; };
   };
   for (const node of [strip, ...charts.map(c => c.canvas)]) drag(node, x => hub.seek(view.at(x)));
+  strip.title = t("strip");
   drag(over, x => {
     const to = fold.first + (x - left) / (view.end - left) * total();
     if (span) pan(to - span / 2); else hub.seek(to);
   });
   strip.addEventListener("wheel", event => {
-    if (event.deltaY > 0 ? !span : span === 16) return; // nothing left to zoom: the page scrolls
+    if (!event.ctrlKey) return; // the page scrolls
     event.preventDefault();
-    scale(Math.exp(clamp(event.deltaY, -100, 100) * (event.ctrlKey ? 0.01 : 0.003)));
+    scale(Math.exp(clamp(event.deltaY, -100, 100) * 0.01));
   }, { passive: false });
   root.onkeydown = event => {
     const factor = !event.ctrlKey && !event.metaKey && { "+": 0.5, "=": 0.5, "-": 2, 0: 1e9 }[event.key];
@@ -176,7 +179,7 @@ export function timeline(root, hub) {
       drawStrip(width);
       const some = fold.series.length > 0, blocks = pools.reduce((sum, p) => sum + p.count, 0);
       const each = pools.reduce((sum, p) => sum + p.count * p.size, 0) / blocks, even = pools.every(p => p.size === each);
-      const bytes = even ? hub.bytes(1, each) : 0, percent = v => `${v.toFixed(v < 10 && v % 1 ? 1 : 0)} %`;
+      const bytes = even ? each * (fold.about.bytes_per_token || 0) : 0, percent = v => `${v.toFixed(v < 10 && v % 1 ? 1 : 0)} %`;
       const amount = v => (bytes ? mib(v * bytes) : t("blocks", n(v)));
       const texts = [amount, percent, percent], valueOf = (line, r) => line[1](r, each, blocks) || 0;
       empty.hidden = some;
@@ -203,7 +206,7 @@ export function timeline(root, hub) {
         Object.assign(list, { ariaValueMax: shown.length, ariaValueNow: 1 + shown.findIndex(l => l.id === hub.agent), ariaValueText: hub.agent === null ? t("none") : hub.nameOf(hub.agent) });
       }
       if (some) charts.forEach(({ name, lines, words }, i) => {
-        const parts = [["title", t(name)], ...lines.map(line => [line[0], t(line[0], texts[i](valueOf(line, now)), ...line.slice(3).map(k => n(now[k])))])];
+        const parts = [["title", t(name), i > 1 && "hits"], ...lines.map(line => [line[0], t(line[0], texts[i](valueOf(line, now)), ...line.slice(3).map(k => n(now[k])))])];
         if (!i) {
           const [, , held, , , alone] = now;
           if (alone) parts.push(held > alone ? ["extra", t("extra", percent(100 * held / alone - 100))] : ["saved", t("saved", percent(100 - 100 * held / alone))]);
@@ -212,7 +215,7 @@ export function timeline(root, hub) {
         }
         if (words.now !== `${parts}`) {
           words.now = `${parts}`;
-          words.replaceChildren(...parts.map(([key, text]) => el("span", { class: `inms-key inms-key-${key}` }, text, " ")));
+          words.replaceChildren(...parts.map(([key, text, why]) => el("span", { class: `inms-key inms-key-${key}`, ...about(why || key) }, text, " ")));
         }
       });
     },
