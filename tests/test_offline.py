@@ -507,6 +507,57 @@ def test_the_keyboard_alone_steps_jumps_plays_and_pins(page: Tab, log: Log) -> N
     assert page.hub("return hub.pin") is None
 
 
+def test_the_keyboard_lives_on_when_what_had_the_focus_goes(page: Tab) -> None:
+    """Keys reach the dashboard after its part has hidden, disabled or replaced the focused node."""
+    inside = "() => document.querySelector('.inms-dash').contains(document.activeElement)"
+    page.hub("hub.seek(0); hub.root.focus()")
+    page.press("]", "j", "Home")
+    assert page.do(inside)
+    assert page.press("ArrowRight") == 1, "keys still arrive"
+    page.hub("hub.setPin({ pool: 'private', block: 0 })")
+    page.page.get_by_role("button", name="Unpin").press("Enter")
+    page.hub("return 0")
+    assert page.hub("return hub.pin") is None
+    assert page.do(inside)
+    page.hub("hub.selectDecision(hub.fold.decisions.length - 2)")
+    page.page.locator(".inms-decision button", has_text="next").first.press("Enter")
+    page.hub("return 0")
+    assert page.page.locator(".inms-decision [data-k='1']").is_disabled()
+    assert page.do(inside)
+
+
+def test_a_question_mark_opens_the_keys_and_escape_closes_them(page: Tab) -> None:
+    keys = page.page.locator(".inms-bar dl")
+    page.hub("hub.setPin({ pool: 'private', block: 0 }); hub.root.focus()")
+    page.press("?")
+    assert keys.is_visible()
+    assert "j k" in keys.inner_text()
+    page.press("Escape")
+    assert not keys.is_visible()
+    assert page.hub("return hub.pin") is not None, "Escape closed the list, no more"
+    page.press("Escape")
+    assert page.hub("return hub.pin") is None
+
+
+def test_a_jump_that_finds_nothing_says_so(page: Tab) -> None:
+    page.hub("hub.seek(hub.fold.length); hub.root.focus()")
+    for key, words in (("c", "no further copy-on-write"), ("r", "no further refusal")):
+        page.press(key)
+        assert page.page.locator(".inms-bar-said").inner_text() == words
+        assert page.page.locator(".inms-say").inner_text() == words
+
+
+def test_enter_goes_to_a_block_and_a_bare_number_is_asked_for_its_pool(page: Tab) -> None:
+    box = page.page.get_by_label("Go to block").first
+    box.fill("private:1")
+    box.press("Enter")
+    assert page.hub("return hub.pin") == {"pool": "private", "block": 1}
+    box.fill("7")
+    box.press("Enter")
+    page.hub("return 0")
+    assert "pool:block" in page.page.locator(".detail-body [role=alert]").inner_text()
+
+
 # --- blocks and agents --------------------------------------------------------------------------
 
 
@@ -562,6 +613,120 @@ def test_a_failed_agent_shows_its_traceback(page: Tab) -> None:
     error.locator("summary").click()
     assert f"ValueError: {SECRET}" in error.locator("pre").inner_text()
     assert "Traceback" in error.locator("pre").inner_text()
+
+
+def test_the_stepper_names_blocks_as_the_pool_does(page: Tab, log: Log) -> None:
+    found = page.hub("""
+      const all = [...hub.fold.explained.values()], one = e => e.parts.find(
+        p => p.outcome === "computed" && p.num_blocks === 1 && p.segment > 0 && p.blocks.length);
+      const e = all.find(one);
+      hub.selectDecision(e.number);
+      return one(e);
+    """)
+    words = page.page.locator(".inms-decision .s-part").all_inner_texts()
+    place = f"segment {found['segment']}, its block {found['first_block']}"
+    assert f"{found['pool_id']}:{found['blocks'][0]} ({place})" in "\n".join(words)
+
+
+def test_the_stepper_shows_what_is_led_up_to_or_says_that_it_was_before(page: Tab) -> None:
+    title, gone = page.page.locator(".inms-decision h3"), "last decision before this moment"
+    led = page.hub("""
+      const { decisions, length } = hub.fold;
+      for (let i = 0; i < length; i++) {
+        const e = hub.fold.event(i), d = decisions.find(x => x?.at > i);
+        if (!d || !/Copied|Freed|Commanded/.test(e.name) || e.seq_id !== d.seq) continue;
+        if (decisions.some(x => x?.at <= i && x.stop > i)) continue;
+        hub.seek(i + 1);
+        return d.number;
+      }
+    """)
+    assert title.inner_text().startswith(f"decision {led + 1} of")
+    last = page.hub("hub.seek(hub.fold.length); return hub.fold.decisions.at(-1)")
+    if last["stop"] < page.hub("return hub.cursor"):
+        assert title.inner_text().startswith(gone)
+    page.hub("hub.selectDecision(3)")
+    assert title.inner_text().startswith("decision 4 of")
+
+
+def test_checks_that_a_page_left_out_are_told_apart(page: Tab) -> None:
+    count = page.hub("""
+      hub.fold.explained.delete(0); hub.selectDecision(0); return hub.fold.explained.size;
+    """)
+    words = page.page.locator(".inms-decision").inner_text()
+    assert f"the checks of the newest {count} decisions only" in words
+
+
+def test_numbers_of_the_timeline_are_explained_and_one_is_singular(page: Tab) -> None:
+    page.hub("hub.seek(hub.fold.length)")
+    for name in ("unused", "holes", "stranded", "hits", "alone"):
+        row = strings()[f"time_about_{name}"][0]
+        assert page.page.locator(f".inms-key-{name}").get_attribute("title") == row
+        assert page.page.locator(f".inms-key-{name}").get_attribute("aria-description") == row
+    words = {
+        "['time_blocks', 1]": "1 block",
+        "['time_blocks', 21]": "21 blocks",
+        "['agent_size', 1, 1]": "1 token \u00b7 1 block",
+        "['bar_steps', 1]": "1 step/s",
+        "['bar_steps', '0.1']": "0.1 steps/s",
+        "['map_never', 1]": "+1 free block never used",
+        "['step_more_tokens', 1]": "and 1 more token",
+    }
+    for call, text in words.items():
+        assert page.hub(f"return hub.t(...{call})") == text
+
+
+def test_a_plain_wheel_over_the_timeline_scrolls_the_page(page: Tab) -> None:
+    strip = page.page.locator(".inms-timeline canvas").nth(1)
+    strip.hover()
+    zoomed = page.page.locator(".inms-timeline h3 .inms-dim")
+    page.page.mouse.wheel(0, -200)
+    page.page.wait_for_timeout(100)
+    assert not zoomed.inner_text()
+    page.page.keyboard.down("Control")
+    page.page.mouse.wheel(0, -200)
+    page.page.keyboard.up("Control")
+    page.page.wait_for_timeout(100)
+    assert zoomed.inner_text()
+    assert "Ctrl" in (strip.get_attribute("title") or "")
+
+
+@pytest.mark.parametrize("width", [520, 1280])
+def test_long_names_and_narrow_pages_stay_in_their_frame(tab: Tab, width: int) -> None:
+    with dry_lab() as lab:
+        for name in ("n" * 300, "twin", "twin"):
+            agent = lab.agent(name)
+            agent.read([3] * 20).result()
+            agent.close().result()
+        lab.agent("once").read([4] * 40).result()
+        log = lab.log.copy()
+    tab.export(log, redact="nothing")
+    tab.page.set_viewport_size({"width": width, "height": 1000})
+    tab.hub("hub.seek(hub.fold.length - 1); hub.agent = 0; hub.change()")
+    tab.page.wait_for_timeout(300)
+    assert browser_clashes(tab) == []
+    assert not tab.do("() => document.documentElement.scrollWidth > innerWidth")
+    assert tab.hub("return [0, 1, 2, 3].map(id => hub.nameOf(id)).slice(1)") == [
+        "twin #1",
+        "twin #2",
+        "once",
+    ]
+    tab.page.screenshot(path=tab.folder / f"names_{width}.png", full_page=True)
+    assert tab.errors == []
+
+
+def test_an_empty_log_is_at_its_end_and_does_not_loop(tab: Tab) -> None:
+    tab.export(Log())
+    tab.hub("hub.root.focus()")
+    assert tab.page.locator(".inms-bar-badge").inner_text() == strings()["bar_is_paused"][0].format(
+        0
+    )
+    tab.page.get_by_role("button", name="Loop").click()
+    tab.page.wait_for_timeout(200)
+    assert tab.hub("return hub.mode") == "paused"
+    tab.hub("hub.setMode('follow')")
+    assert tab.page.locator(".inms-bar-badge").inner_text() == strings()["bar_at_end"][0]
+    assert tab.page.locator(".inms-decision h3").inner_text() == "This log holds no decisions."
+    assert tab.errors == []
 
 
 # --- what a page goes through -------------------------------------------------------------------

@@ -102,7 +102,7 @@ def watched(lab: Lab, folder: Path, network: Network = at_once) -> Iterator[tupl
     page = Page(folder, network)
     publisher = Publisher(lab.log, page.send, lab)
     page.publisher = publisher
-    first = publisher.feed.next(publisher.position)
+    first = publisher.next()
     page.write({"first": b64encode(first.packed()).decode()})
     publisher.start()
     try:

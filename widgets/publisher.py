@@ -22,11 +22,12 @@ from inms_lab.launch import first_picture
 from inms_lab.log import Log
 
 from .answers import Answers
-from .feed import Feed, Message, Position
+from .feed import MOST_EVENTS, Feed, Message, Position
 
 PERIOD = 0.08  # seconds between two looks at the log
 PATIENCE = 0.25  # seconds until an unacknowledged message no longer holds back the next
 MOST_UNACKED = 2
+MOST_AT_ONCE = 65_536  # events of a finished log in one message
 PINGS = 5  # times that a viewer which fell silent is told how far the log is
 
 Send = Callable[[dict[str, Any], list[bytes]], None]
@@ -82,6 +83,10 @@ class Publisher:
             status["problem"] = f"{type(self.error).__name__}: {self.error}"
         return status
 
+    def next(self) -> Message:
+        """The next message; larger ones where no engine shares this process's time."""
+        return self.feed.next(self.position, MOST_EVENTS if self._lab is not None else MOST_AT_ONCE)
+
     # on the pump's thread -------------------------------------------------------------------
 
     def _main(self) -> None:
@@ -117,9 +122,9 @@ class Publisher:
             behind = self.feed.is_behind(self.position)
             lost = not self._unacked and self._have < self.position.events
             if behind:
-                message = self.feed.next(self.position)
+                message = self.next()
             elif status != self._status or (lost and self.num_pings < PINGS):
-                message = self.feed.next(self.position)  # empty: it says how far the log is
+                message = self.next()  # empty: it says how far the log is
                 self.num_pings += lost
             else:
                 break

@@ -8,6 +8,7 @@ browser. Running its cell again replaces it. Nothing of it is saved in the noteb
 from __future__ import annotations
 
 import weakref
+from html import escape
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,9 +27,10 @@ from .frames import snapshot_at, snapshot_now
 from .picture import render_html
 from .publisher import Publisher
 from .snapshot import Snapshot
-from .words import check_language, strings
+from .words import check_language, strings, teller
 
 PARTS = tuple(esm.PARTS)
+MOST_PICTURED = 50_000  # events of a saved log up to which a picture is kept for other pages
 
 
 class View(anywidget.AnyWidget):
@@ -60,7 +62,7 @@ class View(anywidget.AnyWidget):
         self.shown = log
         self._lab = weakref.ref(lab) if lab is not None else None  # a view keeps no lab's memory
         self.publisher = Publisher(log, self._publish, lab, problem)
-        first = self.publisher.feed.next(self.publisher.position)
+        first = self.publisher.next()
         chosen = tuple(parts)
         code = {"_esm": esm.loader(chosen), "code": esm.esm(chosen), "_css": esm.css(chosen)}
         look = {"parts": list(parts), "lang": lang, "projector": bool(projector)}
@@ -113,8 +115,17 @@ class View(anywidget.AnyWidget):
 
     def fallback(self) -> dict[str, str]:
         """What a page without a kernel shows: a script-free picture, a plain line."""
-        html = render_html(self.snapshot(), self.lang)
-        return {"text/plain": "live view of a lab's memory", "text/html": html}
+        return {"text/plain": "live view of a lab's memory", "text/html": self._picture()}
+
+    def _picture(self) -> str:
+        lab = self._lab() if self._lab is not None else None
+        live = lab is not None and not lab.closed
+        if not live and len(self.shown.events) > MOST_PICTURED:  # replaying takes seconds
+            return f"<p>{escape(teller(self.lang)('large_log', len(self.shown)))}</p>"
+        try:
+            return render_html(self.snapshot(), self.lang)
+        except InmsError as error:  # a log that cannot be replayed: the view itself says more
+            return f"<p>{escape(str(error))}</p>"
 
 
 class BlockMap(View):

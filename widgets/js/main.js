@@ -13,7 +13,8 @@ const PARTS = { bar, timeline, map: blockMap, detail, decision: stepper, agents,
 const ALL = Object.keys(PARTS);
 
 export const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-const ints = view => (view ? new Int32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength)) : null);
+const cut = view => view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
+const whole = (m, [words, tokens, keyframe]) => ({ ...m, words, tokens, keyframe: m.hasKeyframe && keyframe });
 
 // Builds the parts into `root`; gives the hub.
 export function build(root, fold, options) {
@@ -103,10 +104,8 @@ class Store {
   }
   receive(m, buffers) {
     try {
-      if (m.kind === "log") {
-        const [words, tokens, keyframe] = buffers.map(ints);
-        this.log({ ...m, words, tokens, keyframe: m.hasKeyframe ? keyframe : null });
-      } else if (m.kind === "answer") {
+      if (m.kind === "log") this.log(whole(m, buffers.map(view => new Int32Array(cut(view)))));
+      else if (m.kind === "answer") {
         const done = this.asked.get(m.id);
         this.asked.delete(m.id);
         if (done) (m.error ? done.reject(new Error(m.error)) : done.resolve(m.value));
@@ -144,12 +143,10 @@ export const storeOf = model => {
 };
 
 export function unpack(view) { // a message and its buffers in one: length of the JSON, the JSON, buffers
-  const bytes = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
-  const head = new DataView(bytes.buffer).getUint32(0, true);
-  const m = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + head)));
-  let at = 4 + head;
-  const parts = m.sizes.map(size => { const part = new Int32Array(bytes.buffer.slice(at, at + size)); at += size; return part; });
-  return { ...m, words: parts[0], tokens: parts[1], keyframe: m.hasKeyframe ? parts[2] : null };
+  const bytes = cut(view);
+  let at = 4 + new DataView(bytes).getUint32(0, true);
+  const m = JSON.parse(new TextDecoder().decode(bytes.slice(4, at)));
+  return whole(m, m.sizes.map(size => new Int32Array(bytes.slice(at, at += size))));
 }
 
 export default {

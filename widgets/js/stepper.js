@@ -1,6 +1,7 @@
 // The decision stepper: seven checks one after the other, what came of it, and what if.
 import { STEPPED } from "./wire.js";
-import { el, mib } from "./hub.js";
+import { el, runs } from "./hub.js";
+import { mib, labOpen } from "./units.js";
 
 const STEP_CHECKS = "content written namespace label position gate room".split(" ").map(key => ({ key }));
 
@@ -32,10 +33,11 @@ export function stepSaid(hub, text) {
   }).join("；");
 }
 // An event of the log, or of a plan that never was, in one line.
-const stepTell = ({ name, type, src_pool, src, pool_id, dst, blocks = [], cause }) => {
+const stepTell = (hub, { name, type: kind = name, src_pool, src, pool_id, dst, blocks = [], cause }) => {
+  const word = (part, key) => (hub.strings[part + key] ? hub.t(part + key) : key);
   const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
   const what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
-  return `${name || type} ${what}` + (cause ? ` · ${cause}` : "");
+  return `${word("step_e_", kind)} ${what}` + (cause ? ` · ${word("detail_w_", cause)}` : "");
 };
 
 export function stepper(root, hub) {
@@ -53,15 +55,19 @@ export function stepper(root, hub) {
   const pause = hub.command && el("input", { type: "checkbox" });
   const brk = button("", () => { brk.ariaPressed = breaking = !breaking; mark = hub.cursor; seen = fold.decisions.length; }, t("break"), { "aria-pressed": "false" });
   const body = box("", head, main, list, after, el("details", {}, el("summary", {}, t("whatif")), box("s-row", ...query.map(s => el("label", {}, `${s.ariaLabel} `, s)), button("", replan, t("replan"))), plans));
-  let shown, part = 0, check = 0, last, breaking = false, mark, seen, named, timer;
+  let shown, part = 0, check = 0, last, lates = new Set(), breaking = false, mark, seen, named, timer;
   fill(kind, ["any", "copied", "shared", "computed", "deferred", "refused", "no room"], word);
   fill(query[0], ["", "independent", "global", "inms"], asWas); fill(query[1], ["", 8, 16, 32, 64, 256], asWas);
   root.append(title, body, box("s-row", t("stop_at"), button("", () => go(-1), t("first")), button("", () => go(shown?.number), t("next")), kind, t("of"), who, brk, pause && el("label", {}, pause, t("pause"))), said);
 
   // What the kernel is asked: `put` gets the answer, and before it (or instead) what there is to say.
+  const absent = () => (hub.ask ? t("waiting") : fold.explained.size ? t("newest", fold.explained.size) : t("offline"));
   const ask = (what, payload, put, say = put) => {
-    say(t(hub.ask ? "waiting" : "offline"));
-    hub.ask?.(what, payload).then(put).catch(error => say(error.message));
+    if (!hub.ask) return say(t("offline"));
+    say(t("waiting"));
+    const late = setTimeout(() => say(t("no_answer")), 30000);
+    lates.add(late);
+    hub.ask(what, payload).then(put).catch(error => say(hub.t(error.message))).finally(() => { clearTimeout(late); lates.delete(late); });
   };
   const stop = (d, text) => {
     if (d) hub.selectDecision(d.number);
@@ -103,7 +109,10 @@ export function stepper(root, hub) {
 
   const told = () => fold.explained.get(shown.number);
   const parts = () => told()?.parts || (shown.parts[0] ? shown.parts : [[-1, 0, 0, shown.outcome, shown.reason]]).map(([segment, first_block, num_blocks, outcome, reason]) => ({ segment, first_block, num_blocks, outcome, reason }));
-  const where = ({ segment, first_block: i, first = i, num_blocks: n, pool_id = "" }) => (segment < 0 ? "" : t("where", segment + 1, n > 1 ? `${first}–${first + n - 1}` : first, pool_id));
+  const where = ({ segment, first_block: i, first = i, num_blocks: n, pool_id: pool = "", blocks = [] }) => { // counted from 0, as the log does
+    const place = segment < 0 ? "" : n > 1 ? t("wheres", segment, `${first}–${first + n - 1}`) : t("where", segment, first), name = blocks[0] >= 0 ? `${pool}:${runs(blocks)}` : pool;
+    return place && name ? `${name} (${place})` : place;
+  };
   function text(seq, q) { // what is being decided
     const seg = seq?.segments.at(q.segment);
     if (!seg) return null;
@@ -119,7 +128,7 @@ export function stepper(root, hub) {
   }
   function sums(key, way, all) { // what it saved or spent
     const [bytes, tokens, ms] = ["num_bytes", "num_prefill", "ms"].map(k => all.reduce((n, q) => n + Math.max(0, way * q[k]), 0));
-    const out = [bytes && stepSize(bytes), tokens && t("tokens", tokens), ms && `≈ ${+ms.toPrecision(2)} ms`].filter(Boolean);
+    const out = [bytes && stepSize(bytes), tokens && t(tokens === 1 ? "token" : "tokens", tokens), ms && `≈ ${+ms.toPrecision(2)} ms`].filter(Boolean);
     return out[0] && p(`s-${key}`, `${t(key)} ${out.join(" · ")}`);
   }
   function render(state) {
@@ -130,10 +139,10 @@ export function stepper(root, hub) {
     const turn = (way, sign) => button(sign, () => move(check + way), sign, { "aria-label": t(`turn${way}`) });
     stepPut(head, step(-1), step(1), turn(-1, "▲"), turn(1, "▼"), el("span", { class: "inms-dim" }, check ? t("check_of", check) : t("keys")));
     stepPut(main, box("s-row", ...ps.map((x, i) => button(`p${i}`, () => { part = i; check = 0; hub.change(); }, [el("strong", {}, word(x.outcome)), where(x)], { class: "s-part", "data-o": x.outcome, "aria-pressed": `${i === part}` }))), q.reason && p("", stepSaid(hub, q.reason)), text(state.seqs[d.seq], q));
-    stepPut(list, (cs || STEP_CHECKS).map(line), !cs && el("li", { role: "status" }, d.wait || t(hub.ask ? "waiting" : "offline")));
+    stepPut(list, (cs || STEP_CHECKS).map(line), !cs && el("li", { role: "status" }, d.wait || absent()));
     for (let i = d.at; i < d.stop; i++) {
       const e = fold.event(i);
-      if (e) all.push(el("li", {}, button(`e${i}`, () => { hub.decision = d.number; hub.seek(i + 1); }, `${i} ${stepTell(e)}`, { title: t("seek"), "aria-current": hub.cursor === i + 1 && "true" })));
+      if (e) all.push(el("li", {}, button(`e${i}`, () => { hub.decision = d.number; hub.seek(i + 1); }, `${i} ${stepTell(hub, e)}`, { title: t("seek"), "aria-current": hub.cursor === i + 1 && "true" })));
     }
     stepPut(after, cs && [sums("saved", 1, ps), sums("spent", -1, ps), ps[0].ms === null && p("inms-dim", t("no_ms"))], el("h4", {}, t(all[0] ? "events" : "no_events")), el("ul", {}, ...all));
   }
@@ -141,7 +150,7 @@ export function stepper(root, hub) {
   function compare({ real, other, words }) {
     const flat = side => ({ ...side, ...side.decided }), cell = (side, key) => {
       const v = flat(side)[key];
-      return Array.isArray(v) ? v.map(x => (x.outcome ? `${word(x.outcome)} ${where(x)}` : stepTell(x))).join("\n") : key === "outcome" ? word(v) : v && key === "num_bytes" ? stepSize(v) : `${v ?? "–"}`;
+      return Array.isArray(v) ? v.map(x => (x.outcome ? `${word(x.outcome)} ${where(x)}` : stepTell(hub, x))).join("\n") : key === "outcome" ? word(v) : v && key === "num_bytes" ? stepSize(v) : `${v ?? "–"}`;
     };
     return [p("", stepSaid(hub, words)), el("table", {}, el("tr", {}, el("td"), el("th", {}, t("as_was")), el("th", {}, t("other"))),
       ...Object.keys(flat(real)).filter(key => hub.strings[`step_${key}`]).map(key => {
@@ -158,7 +167,10 @@ export function stepper(root, hub) {
   return {
     draw(state) {
       const { decisions, explained } = fold, chosen = decisions[hub.decision];
-      const d = chosen?.at <= hub.cursor && hub.cursor <= chosen.stop ? chosen : decisions.findLast(x => x?.stop <= hub.cursor); // the one chosen while the cursor is at it, or the last before
+      const { cursor } = hub, past = decisions.findLast(x => x?.stop <= cursor), next = past ? decisions[past.number + 1] : decisions.find(Boolean), e = fold.event(cursor - 1);
+      // The one chosen while the cursor is at it, the one under way or led up to by what just happened, or the last before.
+      const led = next && (next.at < cursor || e?.seq_id === next.seq && cursor > (past?.stop || 0) && /Copied|Freed|Commanded/.test(e.name));
+      const d = chosen?.at <= cursor && cursor <= chosen.stop ? chosen : led ? next : past;
       if (d?.number !== shown?.number) { part = check = 0; plans.replaceChildren(); }
       shown = d;
       if (named !== fold.end.seqs.length) { // agents and groups to choose from
@@ -166,8 +178,8 @@ export function stepper(root, hub) {
         fill(who, ["", ...new Set(fold.end.seqs.map(q => q.name))], v => v || t("anyone"));
         fill(query[2], ["", "private", ...[...fold.end.pools.values()].map(x => x.name).filter(x => x.startsWith("group:")), "global"], asWas);
       }
-      const next = d && fold.event(fold.find(d.stop, type => type === STEPPED));
-      title.textContent = d ? t("heading", d.number + 1, decisions.length, hub.nameOf(d.seq), next?.step ?? state.step + 1) : t(decisions.length ? "none_yet" : "none");
+      const then = d && fold.event(fold.find(d.stop, type => type === STEPPED));
+      title.textContent = d ? t(cursor > d.stop ? "heading_last" : "heading", d.number + 1, decisions.length, hub.nameOf(d.seq), then?.step ?? state.step + 1) : t(decisions.length ? "none_yet" : labOpen(hub) ? "none" : "holds_none");
       const now = d ? [d.number, !decisions[d.number + 1], explained.has(d.number), d.wait, part, check, hub.cursor > d.stop || hub.cursor].join() : "";
       if (now === last) return;
       last = now;
@@ -177,6 +189,6 @@ export function stepper(root, hub) {
         ask("explain", { number: d.number }, e => { explained.set(d.number, e); hub.change(); }, text => { d.wait = text; hub.change(); });
       }, 250);
     },
-    destroy() { clearTimeout(timer); dash.removeEventListener("keydown", keys); off.forEach(f => f()); },
+    destroy() { for (const one of [timer, ...lates]) clearTimeout(one); dash.removeEventListener("keydown", keys); off.forEach(f => f()); },
   };
 }

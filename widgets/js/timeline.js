@@ -11,6 +11,7 @@ const TIME_CHARTS = [
   ["waste", 4, ["unused", (r, size) => 100 * r[6] / (r[2] * size), "", 6], ["holes", (r, _, room) => 100 * r[7] / room, "dash", 7], ["stranded", (r, _, room) => 100 * r[8] / room, "dot", 8]],
   ["reuse", 3, ["hits", r => 100 * r[9] / r[10], "", 9, 10]],
 ];
+const TIME_ABOUT = ["alone", "cached", "unused", "holes", "stranded", "hits"];
 // Paints list[i..j) once for each column of so many pixels: the cost is the width's, not the log's.
 function timeEach(list, view, pixels, paint) {
   for (let j, i = timeFind(list, view.from); list[i] <= view.to; i = j) {
@@ -32,7 +33,10 @@ export function timeline(root, hub) {
   const charts = TIME_CHARTS.map(([name, high, ...lines]) => ({ name, high: high * size, lines, words: el("p"), canvas: canvas() }));
   const box = el("div", { class: "inms-time-box" }, over, range, strip, list, more, ...charts.flatMap(c => [c.words, c.canvas]), head, empty);
   root.append(el("h3", {}, t("title"), seen, ...[["out", 2], ["in", 0.5], ["all", 1e9]].map(([key, f]) => barButton(t(key), () => scale(f)))), box);
-  const about = key => { const title = hub.strings[`time_about_${key}`] && t(`about_${key}`); return title ? { title, role: "note", "aria-description": title } : {}; };
+  const about = key => { // what a number means, to those who ask
+    const title = TIME_ABOUT.includes(key) ? t(`about_${key}`) : null;
+    return { title, role: title && "note", "aria-description": title };
+  };
   const again = () => { drawn = seated = ""; for (const name in colours) delete colours[name]; hub.change(); };
   const stops = [...box.querySelectorAll("canvas")].map(c => sharp(c, again));
 
