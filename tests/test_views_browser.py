@@ -30,7 +30,7 @@ SETUP = """
 import time
 from inms_lab import Lab
 from inms_lab.model.forward import DryModel
-from inms_widgets import BlockMap, Dashboard
+from inms_widgets import BlockMap, Dashboard, View
 
 class Slow(DryModel):
     def forward(self, spans, store, tile, cancel=None):
@@ -69,6 +69,7 @@ while time.time() < end:  # the kernel's main thread does nothing else
     "rest": "lab.controls.speed(None)\nlab.controls.run()\nlab.run_to(None)",
     "small": "view = BlockMap(lab)\nview",
     "close": "lab.assert_clean()",
+    "after": "View(lab.log, parts=['bar', 'decision'])",
 }
 PLACE = {name: number for number, name in enumerate(CELLS)}
 
@@ -299,3 +300,41 @@ def test_a_closed_lab_stays_in_its_view(notebook: Notebook) -> None:
     notebook.run("close")
     notebook.wait_for("hub.lab.state === 'closed'")
     assert not [e for e in notebook.lab.errors if any(w in e for w in ("inms", "idget", "comm"))]
+
+
+def test_a_log_without_a_lab_has_no_buttons_of_a_lab(notebook: Notebook) -> None:
+    """Nor is it live: nothing will happen any more."""
+    notebook.run("after")
+    last = notebook.page.locator(".inms-dash").last
+    last.locator(".inms-bar-badge", has_text="AT THE END").wait_for()
+    assert not last.locator(".inms-bar-lab").is_visible()
+    shown = notebook.page.locator(".inms-bar-lab").first
+    assert shown.is_visible(), "this one saw the lab close"
+    assert "closed" in shown.inner_text()
+    assert shown.locator("button:enabled, select:enabled").count() == 0
+
+
+def test_enter_reaches_the_block_field(notebook: Notebook) -> None:
+    """JupyterLab keeps Enter to itself, so that no `change` comes."""
+    box = notebook.page.get_by_label("Go to block").first
+    box.scroll_into_view_if_needed()
+    box.fill("global:1")
+    box.press("Enter")
+    notebook.wait_for("hub.pin?.pool === 'global' && hub.pin.block === 1")
+
+
+def test_a_view_says_that_its_kernel_is_gone(notebook: Notebook) -> None:
+    before = len(notebook.lab.errors)
+    notebook.page.evaluate(f"{browser.KERNEL}.restart()")
+    notebook.page.wait_for_function(f"{browser.KERNEL}?.status === 'idle'", timeout=60_000)
+    answer = notebook.page.evaluate(
+        f"{HUB}.ask('explain', {{number: 0}}).catch(error => error.message)"
+    )
+    assert answer == "kernel_gone"
+    notebook.wait_for("hub.lab.state === 'gone'")
+    message = notebook.page.locator(".inms-message").first
+    assert "run this cell again" in message.inner_text()
+    assert "kernel gone" in notebook.page.locator(".inms-bar-lab").first.inner_text()
+    assert "LIVE" not in notebook.page.locator(".inms-bar-badge").first.inner_text()
+    notebook.hub("hub.command('pause')")
+    assert not [e for e in notebook.lab.errors[before:] if "Cannot send" in e]
