@@ -95,9 +95,7 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     yield at, _record(item)
             except (ValueError, TypeError, LookupError, RecursionError) as error:
                 wrong = NotALog if number == 1 else LogDamaged
-                raise wrong(
-                    f"{at} is no KV event of vLLM, nor a log of this program: {error!r:.80}"
-                ) from None
+                raise wrong(f"{at} is no KV event of vLLM: {error!r:.80}") from None
 
 
 def _items(data: Any) -> list[Any]:
