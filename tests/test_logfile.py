@@ -286,13 +286,19 @@ def test_a_file_that_was_cut_anywhere_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_flipped_bit_is_noticed(tmp_path: Path, seed: int) -> None:
-    played(count=30).save(tmp_path / "a")
+    """But for the few bits that fill up the last byte of the stream: they mean nothing."""
+    log = played(count=30)
+    log.save(tmp_path / "a")
     data = bytearray((tmp_path / "a").read_bytes())
     at = random.Random(seed).randrange(10, len(data))
     data[at] ^= 1 << seed % 8
     (tmp_path / "b").write_bytes(data)
-    with pytest.raises(LogUnreadable):
-        load(tmp_path / "b")
+    try:
+        found = load(tmp_path / "b")
+    except LogUnreadable:
+        return
+    assert at == len(data) - 9, "noticed by nobody"
+    assert (found.events, found.tokens) == (log.events, log.tokens)
 
 
 def test_random_damage_of_a_line_is_a_named_error_or_another_log(tmp_path: Path) -> None:
