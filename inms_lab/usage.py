@@ -66,6 +66,17 @@ def independent_blocks(books: Ledger) -> int:
     )
 
 
+def slots_used(books: Ledger) -> dict[tuple[str, int], int]:
+    """(pool id, block) -> slots in use, the most over its holders."""
+    used: dict[tuple[str, int], int] = {}
+    for seq in books.holders():
+        for s in seq.segments:
+            for i, block in enumerate(s.blocks):
+                where, count = (s.pool_id, block), min(s.block_size, s.length - i * s.block_size)
+                used[where] = max(used.get(where, 0), count)
+    return used
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
     """One line of the bill: what the formula says beside what was measured, in bytes."""
@@ -140,13 +151,7 @@ def bill(lab: Lab) -> Bill:
         Line("metadata", "log, token table, ledger", None, log.num_bytes() + deep_size(books)),
         Line("process", "resident set, all of it", None, psutil.Process().memory_info().rss),
     )
-    used = {
-        (s.pool_id, s.blocks[i]): min(s.block_size, s.length - i * s.block_size)
-        for seq in books.sequences.values()
-        for s in seq.segments
-        for i in range(len(s.blocks))
-    }
-    return Bill(lines, 1 - held / alone if alone else 0.0, slots - sum(used.values()))
+    return Bill(lines, 1 - held / alone if alone else 0.0, slots - sum(slots_used(books).values()))
 
 
 def deep_size(thing: Any, seen: set[int] | None = None) -> int:

@@ -13,10 +13,9 @@ from test_widgets import dry_lab, work
 
 from inms_lab import Lab
 from inms_lab.events import Commanded, Copied, Evicted
-from inms_lab.usage import bill
+from inms_lab.usage import bill, slots_used
 from inms_widgets import contexts_at, measures_at, snapshot_at, snapshot_of
 from inms_widgets.frames import MASK, decision_at, marks, series
-from inms_widgets.measures import slots_used
 from inms_widgets.snapshot import HELD
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from inms_lab.checks import CHECKS
 from inms_lab.errors import BadInput
 from inms_lab.explain import Explainer, as_json, source_of
 from inms_lab.log import Log
 from inms_lab.outcome import Decided
 from inms_lab.policy import MODES
 from inms_lab.whatif import what_if
-
-NUM_CHECKS = 7
 
 
 class Answers:
@@ -68,4 +67,4 @@ class Answers:
 
     def sources(self) -> dict[int, Any]:
         """The code of all checks."""
-        return {number: source_of(number) for number in range(1, NUM_CHECKS + 1)}
+        return {number: source_of(number) for number in range(1, len(CHECKS) + 1)}

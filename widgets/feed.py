@@ -63,15 +63,13 @@ class Feed:
         self.encoder = Encoder()
         self.pieces: list[tuple[int, bytes]] = []  # in order of first appearance
         self._known: set[int] = set()
-        self._scanned = 0  # tokens that were looked through for new pieces
 
     def is_behind(self, at: Position) -> bool:
         """Whether there is something that a reader at `at` does not have."""
         log = self.log
-        decisions = log.first_decision + len(log.decisions)
-        return (
-            at.events < len(log) or at.decisions < decisions or at.errors < len(log.errors)
-        )  # fmt: skip
+        if at.decisions < log.first_decision + len(log.decisions):
+            return True
+        return at.events < len(log) or at.errors < len(log.errors)
 
     def next(self, at: Position, most: int | None = MOST_EVENTS) -> Message:
         """The next message for a reader at `at`, which moves on to what it has then."""

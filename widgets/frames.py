@@ -14,6 +14,7 @@ from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, S
 from inms_lab.explain import Explanation, explain
 from inms_lab.ledger import ENDS, Ledger
 from inms_lab.log import Log
+from inms_lab.logfile import MASKED
 from inms_lab.pieces import text_of
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
@@ -24,7 +25,7 @@ from .snapshot import Snapshot, blocks_in_use, names_of, snapshot_of
 if TYPE_CHECKING:
     from inms_lab.lab import Lab
 
-MASK = "\u2592"  # stands for a token whose text is not in the log
+MASK = MASKED.decode()  # stands for a token whose text is not in the log
 JUMPS: dict[type, str] = {
     Copied: "copy",
     Evicted: "evict",
@@ -80,9 +81,7 @@ class Mark:
 
 def snapshot_at(log: Log, index: int | None = None) -> Snapshot:
     """The block map, the agents' block counts and the memory bars."""
-    first, _ = log.beginning()
-    start = _in_use(log.replay(first))
-    in_use = blocks_in_use(log.until(index), start)
+    in_use = blocks_in_use(log.until(index), _in_use(log.replay(log.first)))
     return snapshot_of(log.replay(index), log.about.get("bytes_per_token", 0), in_use)
 
 
@@ -95,8 +94,7 @@ def snapshot_now(lab: Lab) -> Snapshot:
 
 def measures_at(log: Log, index: int | None = None) -> Measures:
     """The numbers of the timeline's charts."""
-    first, _ = log.beginning()
-    in_use, counts = since(log.until(index), _in_use(log.replay(first)), {})
+    in_use, counts = since(log.until(index), _in_use(log.replay(log.first)), {})
     stop = len(log) if index is None else index
     return measure(log.replay(index), stop, in_use, counts)
 
@@ -174,7 +172,7 @@ def _spans(log: Log, books: Ledger, s: Segment) -> Iterator[Span]:
 
 def _text(log: Log, tokens: list[int]) -> str:
     piece = log.piece or (lambda token: b"%d " % token)
-    return text_of([MASK.encode() if token < 0 else piece(token) for token in tokens])
+    return text_of([MASKED if token < 0 else piece(token) for token in tokens])
 
 
 def _in_use(books: Ledger) -> dict[str, int]:

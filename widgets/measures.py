@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from inms_lab.events import Allocated, Copied, Event, Shared
 from inms_lab.ledger import Ledger
-from inms_lab.usage import independent_blocks
+from inms_lab.usage import independent_blocks, slots_used
 
 from .snapshot import blocks_in_use
 
@@ -79,14 +79,3 @@ def since(
         elif isinstance(event, Copied):
             out["asked"] += 1
     return blocks_in_use(events, in_use), out
-
-
-def slots_used(books: Ledger) -> dict[tuple[str, int], int]:
-    """(pool id, block) -> slots in use, the most over its holders."""
-    used: dict[tuple[str, int], int] = {}
-    for seq in books.holders():
-        for s in seq.segments:
-            for i, block in enumerate(s.blocks):
-                where, count = (s.pool_id, block), min(s.block_size, s.length - i * s.block_size)
-                used[where] = max(used.get(where, 0), count)
-    return used

@@ -44,7 +44,9 @@ class Publisher:
         self.seconds = 0.0  # of this thread's work, all in all
         self.error: BaseException | None = None  # the first that was contained
         self.closed, self.problem = False, problem
-        self._lab = weakref.ref(lab) if lab is not None else None
+        self._lab: Callable[[], Lab | None] = weakref.ref(lab) if lab is not None else lambda: None
+        # larger messages where no engine shares this process's time
+        self._most = MOST_EVENTS if lab is not None else MOST_AT_ONCE
         self._unacked: dict[int, float] = {}  # number of a message -> when it was sent
         self._have = 0  # events that the viewer has said it has
         self._status: dict[str, Any] = {}
@@ -70,7 +72,7 @@ class Publisher:
 
     def status(self) -> dict[str, Any]:
         """What the view shows of the lab itself."""
-        lab = self._lab() if self._lab is not None else None
+        lab = self._lab()
         state = "closed" if lab is None else lab.controls.state
         status: dict[str, Any] = {"state": state, "failed_updates": self.num_failures}
         if lab is not None:
@@ -84,8 +86,8 @@ class Publisher:
         return status
 
     def next(self) -> Message:
-        """The next message; larger ones where no engine shares this process's time."""
-        return self.feed.next(self.position, MOST_EVENTS if self._lab is not None else MOST_AT_ONCE)
+        """The next message; an empty one, where there is nothing new, says how far the log is."""
+        return self.feed.next(self.position, self._most)
 
     # on the pump's thread -------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class Publisher:
 
     def _is_at_rest(self) -> bool:
         """Whether nothing can come but a message of the viewer: the lab is closed, all is sent."""
-        lab = self._lab() if self._lab is not None else None
+        lab = self._lab()
         over = lab is None or lab.closed
         return over and not self.feed.is_behind(self.position) and self.num_pings >= PINGS
 
@@ -121,15 +123,13 @@ class Publisher:
             status = self.status()
             behind = self.feed.is_behind(self.position)
             lost = not self._unacked and self._have < self.position.events
-            if behind:
-                message = self.next()
-            elif status != self._status or (lost and self.num_pings < PINGS):
-                message = self.next()  # empty: it says how far the log is
-                self.num_pings += lost
-            else:
+            pings = lost and self.num_pings < PINGS
+            if not (behind or pings or status != self._status):
                 break
+            if not behind:
+                self.num_pings += lost
             self._status = status
-            self._publish(message, status)
+            self._publish(self.next(), status)
 
     def _publish(self, message: Message, status: dict[str, Any]) -> None:
         self.num_sent += 1
@@ -157,7 +157,7 @@ class Publisher:
             self._answer(message)
 
     def _command(self, message: dict[str, Any]) -> None:
-        lab = self._lab() if self._lab is not None else None
+        lab = self._lab()
         buttons = {"run": (), "pause": (), "resume": (), "step": (), "speed": ("value",)}
         name = message.get("name")
         if lab is None or name not in buttons:
@@ -181,7 +181,7 @@ class Publisher:
         self.num_failures += 1
         if self.error is None:
             self.error = error
-            lab = self._lab() if self._lab is not None else None
+            lab = self._lab()
             if lab is not None:
                 lab.engine.desk.hook_errors.append(error)
 

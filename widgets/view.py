@@ -8,6 +8,7 @@ browser. Running its cell again replaces it. Nothing of it is saved in the noteb
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ class View(anywidget.AnyWidget):
         log, lab, problem = _log_of(source)
         self.closed = False
         self.shown = log
-        self._lab = weakref.ref(lab) if lab is not None else None  # a view keeps no lab's memory
+        self._lab: Callable[[], Lab | None] = weakref.ref(lab) if lab is not None else lambda: None
         self.publisher = Publisher(log, self._publish, lab, problem)
         first = self.publisher.next()
         chosen = tuple(parts)
@@ -90,7 +91,7 @@ class View(anywidget.AnyWidget):
 
     def snapshot(self, index: int | None = None) -> Snapshot:
         """What the view shows when `index` events had happened (None: now), as plain data."""
-        lab = self._lab() if self._lab is not None else None
+        lab = self._lab()
         if lab is None or lab.closed or index is not None:
             return snapshot_at(self.shown, index)
         return lab.driver.call(lambda: snapshot_now(lab))
@@ -118,7 +119,7 @@ class View(anywidget.AnyWidget):
         return {"text/plain": "live view of a lab's memory", "text/html": self._picture()}
 
     def _picture(self) -> str:
-        lab = self._lab() if self._lab is not None else None
+        lab = self._lab()
         live = lab is not None and not lab.closed
         if not live and len(self.shown.events) > MOST_PICTURED:  # replaying takes seconds
             return f"<p>{escape(teller(self.lang)('large_log', len(self.shown)))}</p>"

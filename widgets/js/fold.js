@@ -12,7 +12,7 @@ export class Fold {
     this.table = new Int32Array(1 << 12); this.numTokens = 0; this.extra = [];
     this.decisions = []; this.firstDecision = 0; this.explained = new Map(); this.errors = {};
     this.end = new State(this.strings);
-    this.frames = []; this.frameBytes = 0;
+    this.frames = [];
     this.series = []; // rows of State.row, one an event, thinned when there are very many
     this.thin = 1; this.sampled = 0; this.loose = false;
     this.cursor = null;
@@ -81,10 +81,9 @@ export class Fold {
   }
   save() {
     const frame = this.end.copy();
-    this.frames.push(frame); this.frameBytes = sum(this.frames, f => f.bytes());
-    while (this.frameBytes > this.budget && this.frames.length > 2) { // every second one, and rarer
-      this.frames = this.frames.filter((_, i) => i % 2 === 0);
-      this.frameBytes = sum(this.frames, f => f.bytes());
+    this.frames.push(frame);
+    while (this.frames.length > 2 && sum(this.frames, f => f.bytes()) > this.budget) { // too many:
+      this.frames = this.frames.filter((_, i) => i % 2 === 0); // every second one, and rarer
       this.spacing *= 2;
     }
   }

@@ -3,7 +3,7 @@ import { STEPPED, SHARED, ALLOCATED, COPIED, EVICTED, FREED, PUBLISHED, ABORTED,
 
 // Things to jump to: what each is called, and its events (of the commands, those that say "fail").
 const JUMPS = { copy: COPIED, share: SHARED, evict: EVICTED, fail: COMMANDED };
-const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
+export const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
 export const KIND = { [SHARED]: "share", [ALLOCATED]: "new", [COPIED]: "copy", [EVICTED]: "evict", [FREED]: "free", [PUBLISHED]: "publish", [ABORTED]: "abort" };
 
 export class Hub {

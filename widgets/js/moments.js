@@ -1,6 +1,6 @@
 // When things happened in a log: what the timeline draws, read once as the log grows.
 import { REGISTERED, COMMANDED, RELEASED, STEPPED } from "./wire.js";
-import { KIND } from "./hub.js";
+import { KIND, REFUSALS } from "./hub.js";
 
 export const TIME_ENDS = { close: "■", fail: "‼", expire: "□" };
 export const timeFind = (list, value, lo = 0, of = x => x) => { // the first that is not below
@@ -38,7 +38,7 @@ export class TimeIndex {
     }
     for (; this.told < decisions.length; this.told++) {
       const d = decisions[this.told];
-      if (["refused", "no room"].includes(d?.outcome)) marks.refuse.push(d.stop);
+      if (REFUSALS.includes(d?.outcome)) marks.refuse.push(d.stop);
     }
   }
 }
