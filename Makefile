@@ -12,6 +12,10 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 STARTED := $(shell date +%s)
 LABS := $(wildcard labs/*.ipynb labs/solutions/*.ipynb)
 
+# Two processes, each takes a whole file at a time, in the order of tests/conftest.py;
+# ARGS="-n 0" is for one process, e.g. make test ARGS="-n 0 -x --pdb".
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
+
 # Threads that wait must not spin: two cores are shared with browsers, kernels and servers.
 export OMP_WAIT_POLICY ?= passive
 
@@ -35,10 +39,10 @@ lab: setup ## set up, then open JupyterLab on the first lab
 
 test: setup lint ## set up, then lint, type-check, run the tests and every lab
 	@echo "[test] pytest: the test suite"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(TWO) $(ARGS)
 ifneq ($(LABS),)
 	@echo "[test] nbval: every lab is executed and compared with its committed output"
-	@$(BIN)/python -m pytest --nbval --nbval-current-env --nbval-cell-timeout=120 $(LABS)
+	@$(BIN)/python -m pytest $(TWO) --nbval --nbval-current-env --nbval-cell-timeout=120 $(LABS)
 endif
 
 demo: setup ## set up, then run the main job without a notebook

@@ -1,11 +1,13 @@
 """Run labs in place, so that each is committed executed: `python benchmarks/run_labs.py [FILE ...]`
 
-Kept: counts and outputs. Left out: widget state and the views that need it (a page without a kernel
-then shows the picture that each view brings along), times, and the versions of this machine.
+Each lab with its solutions in place is written to `labs/solutions/` and run too. Kept: counts and
+outputs. Left out: widget state and the views that need it (a page without a kernel then shows the
+picture that each view brings along), times, and the versions of this machine.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -14,13 +16,15 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
+from inms_lessons.copies import solved, stubs_in
+
 LABS = Path(__file__).resolve().parents[1] / "labs"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 def main(paths: list[Path]) -> None:
-    """Run each notebook in its own folder and write it back."""
-    for path in paths:
+    """Run each notebook in the labs' folder and write it back; then the one with its solutions."""
+    for path in [one for lab in paths for one in (lab, solutions_of(lab)) if one]:
         notebook = nbformat.read(path, as_version=4)
         started = time.perf_counter()
         client = NotebookClient(
@@ -28,7 +32,7 @@ def main(paths: list[Path]) -> None:
             timeout=120,
             record_timing=False,
             store_widget_state=False,
-            resources={"metadata": {"path": str(path.parent)}},
+            resources={"metadata": {"path": str(LABS)}},
         )
         with client.setup_kernel():
             for number, cell in enumerate(list(notebook.cells)):
@@ -40,11 +44,22 @@ def main(paths: list[Path]) -> None:
         print(f"{path.name}: {time.perf_counter() - started:.1f} s, {size:.0f} kB")
 
 
+def solutions_of(path: Path) -> Path | None:
+    """The lab with its solutions, written anew; None: it has no exercise, or is one already."""
+    lab = json.loads(path.read_text("utf-8"))
+    if path.parent != LABS or not stubs_in(lab):
+        return None
+    copy = LABS / "solutions" / path.name
+    copy.parent.mkdir(exist_ok=True)
+    copy.write_text(json.dumps(solved(lab), ensure_ascii=False, indent=1) + "\n", "utf-8")
+    return copy
+
+
 def redraw(client: NotebookClient, cell: NotebookNode) -> None:
     """A page without a kernel shows each view as it was at the end of its cell."""
     shown = [o for o in cell.get("outputs", []) if VIEW in o.get("data", {})]
     name = next((name for name in ("view", "dashboard") if name in cell.source), None)
-    if not shown or name is None:
+    if not shown or name is None or "check(" in cell.source:  # a check brings its own picture
         return
     code = f"print({name}.fallback()['text/html'])"
     probe = nbformat.v4.new_code_cell(code)
@@ -66,11 +81,5 @@ def clean(notebook: NotebookNode) -> None:
             output.get("data", {}).pop(VIEW, None)
 
 
-def labs() -> list[Path]:
-    """All labs and solutions, without what an editor left behind."""
-    found = sorted(LABS.glob("**/*.ipynb"))
-    return [path for path in found if ".ipynb_checkpoints" not in path.parts]
-
-
 if __name__ == "__main__":
-    main([Path(name) for name in sys.argv[1:]] or labs())
+    main([Path(name).resolve() for name in sys.argv[1:]] or sorted(LABS.glob("*.ipynb")))

@@ -1,4 +1,4 @@
-"""The command line: `inms-lab demo | lab | bill | claims | refs | model | doctor`."""
+"""The command line: `inms-lab demo | lab | bill | claims | refs | model | doctor | labs`."""
 
 from __future__ import annotations
 
@@ -221,6 +221,19 @@ def lab(context: typer.Context) -> None:
     from inms_lab.launch import open_lab
 
     raise typer.Exit(open_lab(context.args))
+
+
+@app.command()
+def labs(
+    student: Annotated[
+        Path | None, typer.Option(help="write a copy without solutions into this folder")
+    ] = None,
+) -> None:
+    """The labs, their questions and minutes; or a copy of them for students."""
+    from inms_lab.launch import find_labs
+    from inms_lessons.copies import for_students, listed
+
+    print(listed(find_labs()) if student is None else for_students(find_labs(), student))
 
 
 def main() -> None:

@@ -79,8 +79,9 @@ def test_the_views_are_whole_at_this_width_and_theme(
     page = opened.lab.page
     page.set_viewport_size({"width": width, "height": 1000})
     opened.lab.theme(theme)
-    for number, name in enumerate(("map", "whole")):
-        view = page.locator(".inms-dash").nth(-1 if number else 0)
+    kinds = {"map": "", "whole": ":has(.inms-decision)", "check": ":has(.inms-message:visible)"}
+    for name, kind in kinds.items():
+        view = page.locator(f".inms-dash{kind}").first
         view.scroll_into_view_if_needed()
         page.wait_for_timeout(300)
         assert opened.lab.clashes() == []
@@ -93,7 +94,7 @@ def test_the_views_are_whole_at_this_width_and_theme(
 def test_the_words_of_a_block_are_the_models_text(opened: Opened) -> None:
     page = opened.lab.page
     words = page.evaluate("""() => {
-      const dashes = [...document.querySelectorAll('.inms-dash')], { hub } = dashes.at(-1);
+      const { hub } = document.querySelector('.inms-dash:has(.inms-decision)');
       const seq = hub.fold.end.seqs.find(seq => seq.name === 'architect');
       const tokens = seq.segments.flatMap(s => hub.fold.tokensOf(s, 0, s.count));
       return hub.fold.textOf(tokens).map(piece => piece[0]).join('');

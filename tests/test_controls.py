@@ -49,9 +49,11 @@ def settled(lab: Lab) -> int:
 def test_a_paused_lab_steps_only_when_asked_and_then_goes_on(lab: Lab) -> None:
     lab.controls.pause()
     lab.start({lab.agent("a"): program})
+    lab.controls.speed(20)  # else all may be done before this thread's next line has its turn
     lab.controls.run()
     lab.controls.pause()
-    wait_for(lambda: lab.controls.state == "paused")
+    wait_for(lambda: lab.controls.state == "paused" and lab.controls.num_drives == 1)
+    lab.controls.speed(None)
     here = settled(lab)
     for number in range(1, 4):
         lab.controls.step()

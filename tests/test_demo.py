@@ -80,6 +80,7 @@ def test_the_table_is_readable() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_on_the_default_model_sharing_changes_no_token() -> None:
     args = ["demo", "--json", "--own-texts", "--scale", "0.04"]
     out = CliRunner().invoke(cli.app, args)

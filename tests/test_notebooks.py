@@ -1,13 +1,12 @@
-"""Notebooks as users run them: lab 00 in a kernel, lab 00 on a broken engine, and what people do to
-running cells. (That lab 00's outputs are as committed is nbval's part of `make test`; that it was
-committed executed, small and clean is test_project.py's.)
+"""Notebooks as users run them: lab 00 in a kernel, and what people do to running cells.
+
+Outputs as committed are nbval's part of `make test`; that labs were committed executed and small is
+test_project.py's; that they turn red on a broken engine is test_mutations.py's.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,21 +17,17 @@ import nbformat
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
-from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
+from notebooks import LABS, SECONDS, run
 
-ROOT = Path(__file__).resolve().parents[1]
-LABS = ROOT / "labs"
 FIRST = LABS / "00_start_here.ipynb"
-SECONDS = 120  # for one cell
+COMMITTED = sorted(p for p in LABS.glob("**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 
 
 # --- as committed (more of it in test_project.py) ----------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(LABS.glob("**/*.ipynb")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
 def test_cells_are_short_portable_and_free_of_widget_state(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
@@ -84,58 +79,6 @@ def test_lab_00_runs_and_its_results_can_be_read_out_of_the_kernel() -> None:
     assert found["released"] == 1
     assert found["words"] >= 2
     assert found["updates"] >= 5
-
-
-def run(notebook: NotebookNode, **environment: str) -> None:
-    """All cells, in the labs' folder; raises at the first one that fails.
-
-    With one thread: as fast for so small a model, and calm where other work wants the cores.
-    """
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-    client = NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(LABS)}})
-    client.execute(env=environment)
-
-
-# --- the mutation check -----------------------------------------------------------------------
-
-# What is broken: the file, the text, what it becomes. The text must be there exactly once.
-MUTATIONS = {
-    "every lookup misses": (
-        "checks.py",
-        "return pool.index.get(key, ()) if key else ()",
-        "return ()",
-    ),
-    "copy-on-write is skipped": (
-        "commands.py",
-        "return (*events, Copied(seq.seq_id, number, 0, *there))",
-        "return events",
-    ),
-}
-
-
-@pytest.mark.model
-@pytest.mark.slow
-@pytest.mark.parametrize("what", MUTATIONS)
-def test_lab_00_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
-    """nbval#108, #147: green tests that test nothing."""
-    name, text, broken = MUTATIONS[what]
-    package = tmp_path / "inms_lab"
-    shutil.copytree(ROOT / "inms_lab", package, ignore=shutil.ignore_patterns("__pycache__"))
-    source = (package / name).read_text("utf-8")
-    assert source.count(text) == 1, f"{name} has changed: say anew how to break it"
-    (package / name).write_text(source.replace(text, broken), "utf-8")
-
-    notebook = nbformat.read(FIRST, as_version=4)
-    probe = "import inms_lab, pathlib; print(pathlib.Path(inms_lab.__file__).parent)"
-    notebook.cells.insert(0, new_code_cell(probe))
-    asserts = [c for c in notebook.cells if c.cell_type == "code" and "assert" in c.source]
-    with pytest.raises(CellExecutionError) as failed:
-        run(notebook, PYTHONPATH=str(tmp_path))
-    assert Path(notebook.cells[0].outputs[0].text.strip()) == package, "another engine was run"
-    red = next(
-        c for c in notebook.cells if any(o.output_type == "error" for o in c.get("outputs", ()))
-    )
-    assert red in asserts, failed.value
 
 
 # --- cells that are interrupted, run again, or wrong ------------------------------------------

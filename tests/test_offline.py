@@ -165,6 +165,7 @@ class Tab:
 
     def __init__(self, page: Any, folder: Path) -> None:
         self.page, self.folder = page, folder
+        self.pages: dict[tuple[Any, ...], tuple[Log, str]] = {}  # exported already
         self.errors: list[str] = []
         self.requests: list[str] = []
         page.on("console", lambda m: self.errors.append(m.text) if m.type == "error" else None)
@@ -183,10 +184,18 @@ class Tab:
     def export(self, log: Log, **options: Any) -> Tab:
         """The exported page of a log, opened from disk."""
         path = self.folder / "run.html"
-        export_html(log, path, **options)
+        path.write_text(self.html(log, **options), "utf-8")
         self.open(path)
         self.page.wait_for_function(f"() => {HUB} && !{HUB}.dirty")
         return self
+
+    def html(self, log: Log, **options: Any) -> str:
+        """What `export_html` writes. Once for a log: explaining all its decisions takes seconds."""
+        key = id(log), len(log), *sorted(options.items())
+        if key not in self.pages:
+            path = export_html(log, self.folder / "first.html", **options)
+            self.pages[key] = log, path.read_text("utf-8")  # the log too: its id stays its own
+        return self.pages[key][1]
 
     def do(self, script: str, argument: Any = None) -> Any:
         """A script, and what it gives once the picture is drawn."""
@@ -806,8 +815,7 @@ def test_colours_are_looked_up(page: Tab) -> None:
     ids=["cut", "flipped", "no base64", "empty", "no log"],
 )
 def test_bad_data_in_the_page_is_a_message(tab: Tab, log: Log, harm: Any) -> None:
-    path = export_html(log, tab.folder / "bad.html")
-    whole = path.read_text("utf-8")
+    path, whole = tab.folder / "bad.html", tab.html(log)
     text = re.search(r'id="log">([^<]*)<', whole)[1]  # type: ignore[index]
     path.write_text(whole.replace(text, harm(text)), "utf-8")
     tab.open(path)

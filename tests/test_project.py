@@ -25,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "inms_lab"
+SOURCES = ("inms_lab", "widgets", "labs/lessons")
 LABS = sorted(p for p in ROOT.glob("labs/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 
 # Every module or subpackage of inms_lab stands in exactly one layer; a new file is placed here.
@@ -152,10 +153,15 @@ def test_deciding_modules_name_no_tensor_library() -> None:
 
 
 def test_the_engine_never_imports_the_widgets() -> None:
-    """The command line may: `inms-lab demo --html` writes a page."""
+    """Nor the lessons. The command line may: it writes a page, or a copy for students."""
     for _, path in modules_of(PACKAGE):
         allowed = path.name == "cli.py"
-        assert allowed or not roots(path) & {"inms_widgets", "widgets"}, path
+        assert allowed or not roots(path) & {"inms_lessons", "inms_widgets", "widgets"}, path
+
+
+def test_the_widgets_never_import_the_lessons() -> None:
+    for path in (ROOT / "widgets").rglob("*.py"):
+        assert "inms_lessons" not in roots(path), path
 
 
 def test_the_deciding_part_loads_without_torch() -> None:
@@ -176,7 +182,7 @@ def test_the_deciding_part_loads_without_torch() -> None:
 
 
 def test_no_source_file_is_over_250_lines() -> None:
-    files = [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("*")]
+    files = [p for d in SOURCES for p in (ROOT / d).rglob("*")]
     for path in (p for p in files if p.suffix in {".py", ".js", ".css"}):
         num_lines = len(path.read_text(encoding="utf-8").splitlines())
         assert num_lines <= 250, f"{path.relative_to(ROOT)}: {num_lines} lines own two things"
@@ -198,7 +204,9 @@ def test_at_most_twelve_event_types_and_all_are_frozen() -> None:
 
 def test_public_functions_and_classes_have_docstrings() -> None:
     bare = []
-    for _, path in modules_of(PACKAGE):
+    stubs = ROOT / "labs/lessons/stubs"
+    lessons = [path for path in (ROOT / "labs/lessons").rglob("*.py") if path.parent != stubs]
+    for path in [*(path for _, path in modules_of(PACKAGE)), *lessons]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         public = [
             node
@@ -253,8 +261,8 @@ def test_every_imported_library_is_declared() -> None:
         canonicalize_name(Requirement(d).name) for d in pyproject()["project"]["dependencies"]
     }
     distributions = importlib.metadata.packages_distributions()
-    own = {"inms_lab", "inms_widgets", "widgets"}
-    for path in [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("*.py")]:
+    own = {"inms_lab", "inms_lessons", "labs", "inms_widgets", "widgets"}
+    for path in [p for d in SOURCES for p in (ROOT / d).rglob("*.py")]:
         for root in roots(path) - own - set(sys.stdlib_module_names):
             candidates = {canonicalize_name(d) for d in distributions.get(root, [root])}
             assert candidates & declared, f"{path.relative_to(ROOT)} imports undeclared {root}"
@@ -265,7 +273,7 @@ def test_every_package_folder_is_installed() -> None:
     listed = {
         mapped.get(p, p.replace(".", "/")) for p in pyproject()["tool"]["setuptools"]["packages"]
     }
-    inits = [p for d in ("inms_lab", "widgets") for p in (ROOT / d).rglob("__init__.py")]
+    inits = [p for d in SOURCES for p in (ROOT / d).rglob("__init__.py")]
     assert {p.parent.relative_to(ROOT).as_posix() for p in inits} <= listed
 
 

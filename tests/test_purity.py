@@ -115,6 +115,7 @@ def assert_dense(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.slow
 def test_the_default_model_is_pure_and_equals_stock_transformers() -> None:
     try:
         from inms_lab.model.source import resolve

@@ -23,6 +23,9 @@ if find_chromium() is None and os.environ.get("INMS_REQUIRE_BROWSER") != "1":
 
 import browser
 
+from inms_lessons import EXERCISES, examine
+from inms_lessons.order import RULES, TOOLS, sentence
+
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 HUB = "document.querySelector('.inms-dash').hub"
 
@@ -70,6 +73,14 @@ while time.time() < end:  # the kernel's main thread does nothing else
     "small": "view = BlockMap(lab)\nview",
     "close": "lab.assert_clean()",
     "after": "View(lab.log, parts=['bar', 'decision'])",
+    "point": "dashboard.point(5, block=('global', 1), note='look here')",
+    "check": """
+from inms_lessons import check, reset
+from inms_lessons.order import RULES, TOOLS, sentence
+shared = lambda name: [RULES, TOOLS, sentence(name)]
+check("order", shared, shared, 0)
+""",
+    "reset": "reset('order', view=dashboard)",
 }
 PLACE = {name: number for number, name in enumerate(CELLS)}
 
@@ -97,7 +108,7 @@ class Notebook:
 
     def hub(self, expression: str, number: int = 0) -> Any:
         """A value of a dashboard on the page: an expression of its `hub`."""
-        found = f"[...document.querySelectorAll('.inms-dash')][{number}].hub"
+        found = f"[...document.querySelectorAll('.inms-dash')].at({number}).hub"
         return self.page.evaluate(f"(hub => {expression})({found})")
 
     def wait_for(self, expression: str, seconds: float = 10, number: int = 0) -> float:
@@ -321,6 +332,48 @@ def test_enter_reaches_the_block_field(notebook: Notebook) -> None:
     box.fill("global:1")
     box.press("Enter")
     notebook.wait_for("hub.pin?.pool === 'global' && hub.pin.block === 1")
+
+
+def test_a_view_goes_where_the_kernel_points(notebook: Notebook) -> None:
+    notebook.hub("hub.setMode('follow')")
+    notebook.run("point")
+    notebook.wait_for("hub.cursor === 5 && hub.mode === 'paused'")
+    assert notebook.hub("hub.pin") == {"pool": "global", "block": 1}
+    told = notebook.page.locator(".inms-dash").first.locator(".inms-message").nth(1)
+    assert told.inner_text() == "look here"
+    notebook.hub("hub.seek(8)")
+    notebook.page.wait_for_timeout(300)
+    assert notebook.hub("hub.cursor") == 8, "told once, it goes once"
+    notebook.run("point")
+    notebook.wait_for("hub.cursor === 5")
+
+
+def test_a_failed_check_opens_a_view_at_the_first_wrong_event(notebook: Notebook) -> None:
+    def shared(name: str) -> list[str]:
+        return [RULES, TOOLS, sentence(name)]
+
+    wrong = examine("order", shared, shared, 0)
+    assert wrong is not None
+    assert wrong.block is not None
+    notebook.run("check")
+    notebook.wait_for(f"hub.cursor === {wrong.moment}", number=-1)
+    pool, block = wrong.block
+    assert notebook.hub("hub.pin", -1) == {"pool": pool, "block": block}
+    last = notebook.page.locator(".inms-dash").last
+    assert last.locator(".inms-message").nth(1).inner_text() == wrong.note()
+    assert "PAUSED" in last.locator(".inms-bar").inner_text()
+
+
+def test_a_reset_puts_the_stub_into_a_new_cell(notebook: Notebook) -> None:
+    cells = f"{browser.NOTEBOOK}.widgets.map(cell => cell.model.sharedModel.getSource())"
+    before = notebook.page.evaluate(cells)
+    shown = notebook.page.locator(".inms-dash").count()
+    notebook.run("reset")
+    after = notebook.page.evaluate(cells)
+    assert after == [*before, EXERCISES["order"].stub.rstrip()]
+    notebook.wait_for("hub.mode === 'follow'")
+    left = f"document.querySelectorAll('.inms-dash').length === {shown - 1}"
+    notebook.page.wait_for_function(left, timeout=5000)
 
 
 def test_a_view_says_that_its_kernel_is_gone(notebook: Notebook) -> None:

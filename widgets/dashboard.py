@@ -51,6 +51,10 @@ class Dashboard(VBox):
         """What it shows when `index` events had happened (None: now), as plain data."""
         return self.view.snapshot(index)
 
+    def point(self, index: int | None = None, **where: Any) -> None:
+        """Show a moment, a block, a decision; as `View.point`."""
+        self.view.point(index, **where)
+
     def to_svg(self, path: str | Path | None = None, index: int | None = None) -> str:
         """The block map, agents and memory as an SVG for slides; also written to `path`."""
         svg = render_svg(self.snapshot(index), lang=self.lang)

@@ -37,6 +37,8 @@ export default {
   render: async context => (await load(context.model)).render(context),
 };
 """
+# What ends with a brace ends there: every other statement in js/ has its semicolon.
+_ENDS = re.compile(r"(?<=[^)\s]);\}|\}\n(?=\w)")
 _PARTS = re.compile(r"^const PARTS = \{.*\};$", re.MULTILINE)
 
 
@@ -51,7 +53,7 @@ def esm(parts: tuple[str, ...] = tuple(PARTS), offline: bool = False) -> str:
     table = ",".join(f"{part}:{PARTS[part][1]}" for part in PARTS if part in parts)
     main = _PARTS.sub(f"const PARTS = {{{table}}};", _IMPORT.sub("", _read("js/main.js")))
     last = [_IMPORT.sub("", _read("js/offline.js"))] if offline else []
-    return str(jsmin("".join((*sources, main, *last))))
+    return _ENDS.sub("}", str(jsmin("".join((*sources, main, *last)))))
 
 
 @cache

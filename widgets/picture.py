@@ -192,7 +192,7 @@ def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
 def _draw_memory(canvas: _Canvas, shot: Snapshot) -> None:
     most = max(shot.held_bytes, shot.independent_bytes, 1)
     less = 1 - shot.held_bytes / shot.independent_bytes if shot.independent_bytes else 0
-    saved = canvas.tell("svg_less", f"{100 * less:.0f}") if less > 0 else ""
+    saved = canvas.tell("svg_less", f"{int(100 * less + 0.5)}") if less > 0 else ""
     bars = [("svg_held", shot.held_bytes, "r3")]
     if shot.independent_bytes:
         bars.append(("svg_alone", shot.independent_bytes, "rest"))

@@ -46,6 +46,7 @@ class View(anywidget.AnyWidget):
     code = traitlets.Unicode().tag(sync=True)  # what `_esm` loads, once for a page
     strings = traitlets.Dict(strings()).tag(sync=True)
     first = traitlets.Bytes(b"").tag(sync=True)  # what there was when the view was made
+    look = traitlets.Dict().tag(sync=True)  # where it was last told to look: `point`
 
     closed = True  # until it is built: what fails half-way needs no closing
 
@@ -83,6 +84,32 @@ class View(anywidget.AnyWidget):
         that has a subshell is heard there, at once."""
         if self.comm is not None:
             self.comm.__dict__.pop("_reply_subshell_id", None)
+
+    def point(
+        self,
+        index: int | None = None,
+        *,
+        block: tuple[str, int] | None = None,
+        decision: int | None = None,
+        note: str = "",
+    ) -> None:
+        """Show the moment when `index` events had happened (None: now), pin `block` (pool, number),
+        select the decision with this number in `log.decisions`, and say `note` above the picture.
+
+        Also before the view is shown. Raises `BadInput` for a moment or decision that there is not.
+        """
+        count = len(self.shown.decisions)
+        if decision is not None and not 0 <= decision < count:
+            raise BadInput(f"there is no decision {decision}: the log has {count}")
+        if index is not None and not self.shown.first <= index <= len(self.shown):
+            have = f"{self.shown.first} to {len(self.shown)}"
+            raise BadInput(f"there is no moment {index}: the log has {have}")
+        if decision is not None and index is None:
+            index = self.shown.decisions[decision].stop
+        pool, number = block or ("", 0)
+        look = {"index": -1 if index is None else index, "decision": decision, "note": note}
+        count = self.look.get("number", 0) + 1
+        self.look = look | {"pool": pool, "block": number, "number": count}
 
     @property
     def num_failures(self) -> int:
@@ -123,8 +150,10 @@ class View(anywidget.AnyWidget):
         live = lab is not None and not lab.closed
         if not live and len(self.shown.events) > MOST_PICTURED:  # replaying takes seconds
             return f"<p>{escape(teller(self.lang)('large_log', len(self.shown)))}</p>"
+        index, note = self.look.get("index", -1), escape(self.look.get("note", ""))
         try:
-            return render_html(self.snapshot(), self.lang)
+            picture = render_html(self.snapshot(index if index >= 0 else None), self.lang)
+            return f"<p>{note}</p>{picture}" if note else picture
         except InmsError as error:  # a log that cannot be replayed: the view itself says more
             return f"<p>{escape(str(error))}</p>"
 

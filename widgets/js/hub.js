@@ -112,6 +112,7 @@ export class Hub {
     this.decision = number;
     this.seek(d.stop);
   }
+  pick(way) { this.selectDecision(this.decisionAt(way)?.number); }
   refusals() { // log index -> the refusal made there
     const list = this.fold.decisions;
     if (!this.no || this.numSeen > list.length) { this.no = new Map(); this.numSeen = this.fold.firstDecision; }
@@ -129,6 +130,13 @@ export class Hub {
     else this.say(this.t(way > 0 ? "bar_no_next" : "bar_no_previous", this.t(`bar_${kind}`)), "note");
   }
   setPin(pin) { this.pin = pin; this.change(); }
+  point({ index, decision, pool, block, note, number }) { // to what the kernel speaks of; below 0: to now
+    this.looked = number;
+    index < 0 ? this.setMode("follow") : this.seek(index);
+    this.selectDecision(decision);
+    this.setPin(pool ? { pool, block } : null);
+    this.emit("told", note);
+  }
   light(blocks) { this.lit = new Set(blocks); this.change(); }
   say(text, more) { this.emit("say", text); this.emit(more, text); } // to those who listen instead of looking
   // Names of holders as people tell them apart: forks have their agent's name, others may share one.

@@ -25,10 +25,10 @@ export function build(root, fold, options) {
   root.classList.toggle("inms-projector", !!options.projector);
   Object.assign(root, { lang: options.lang === "zh" ? "zh-Hans" : "en", role: "group", ariaLabel: hub.t("dashboard"), tabIndex: 0 });
   root.dataset.lmSuppressShortcuts = "true"; // the notebook's own keys stay away from ours
-  root.replaceChildren(message, live);
+  const told = message.cloneNode(), tell = to => text => { to.textContent = text; to.hidden = !text; };
+  root.replaceChildren(message, told, live);
   hub.root = root;
-  hub.on("say", text => { live.textContent = text; });
-  hub.on("problem", text => { message.textContent = text; message.hidden = !text; });
+  hub.on("say", tell(live)); hub.on("problem", tell(message)); hub.on("told", tell(told));
   const beside = ["map", "detail", "decision"].filter(p => parts.includes(p) && PARTS[p]);
   const columns = el("div", { class: beside.length > 2 ? "inms-cols inms-cols-2" : "inms-cols" });
   for (const name of ALL.filter(p => parts.includes(p))) {
@@ -59,7 +59,7 @@ function key(hub, event) {
     ArrowLeft: () => hub.step(-1, event.shiftKey ? "token" : hub.unit),
     " ": () => hub.setMode(hub.moves ? "paused" : "play"),
     Home: () => hub.seek(hub.fold.first), End: () => hub.seek(hub.fold.length),
-    f: () => hub.setMode("follow"), "]": () => pick(hub, 1), "[": () => pick(hub, -1),
+    f: () => hub.setMode("follow"), "]": () => hub.pick(1), "[": () => hub.pick(-1),
     c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way),
     Escape: () => { hub.setPin(null); hub.light([]); },
   }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -67,23 +67,24 @@ function key(hub, event) {
   event.preventDefault(); event.stopPropagation();
   act();
 }
-function pick(hub, way) {
-  const d = hub.decisionAt(way);
-  if (d) hub.selectDecision(d.number);
-}
 
 // --- in a notebook ---------------------------------------------------------------------------
 
+const heeding = (model, listeners) => { // listens from now on; gives what ends it: ("off")
+  const heed = act => { for (const name in listeners) model[act](name, listeners[name]); };
+  heed("on");
+  return heed;
+};
 // One store for all views of a widget: it hears every message from the widget's creation on.
 const STORES = new Map(); // by the widget's key: each view gets a model object of its own
 class Store {
   constructor(model) {
     this.fold = new Fold(); this.hubs = new Set(); this.model = model; this.asked = new Map();
     this.lab = {}; this.next = 1; this.problem = "";
-    this.hear = (message, buffers) => this.receive(message, buffers || []);
-    model.on("msg:custom", this.hear);
-    this.probe = () => this.ready();
-    model.on("comm_live_update", this.probe); // the kernel was started again, for one
+    this.heed = heeding(model, {
+      "msg:custom": (message, buffers) => this.receive(message, buffers || []),
+      comm_live_update: () => this.ready(), // the kernel was started again, for one
+    });
     const first = model.get("first");
     if (first && first.byteLength) { // what there was when the widget was made
       try { this.log(unpack(first)); } catch (error) { this.fail(error); }
@@ -122,6 +123,8 @@ class Store {
   tell(hub) {
     hub.lab = this.lab;
     hub.emit("lab"); hub.emit("problem", hub.t(this.lab.problem || this.problem));
+    const look = this.model.get("look"); // where the kernel points: once what happened up to there has come
+    if (look.number !== hub.looked && !(look.index > this.fold.length)) hub.point(look);
   }
   fail(error) {
     this.problem = String(error.message || error);
@@ -134,7 +137,8 @@ class Store {
       this.send({ kind: "ask", id, what, ...payload });
     });
   }
-  close() { this.model.off("msg:custom", this.hear); this.model.off("comm_live_update", this.probe); for (const hub of this.hubs) hub.stop(); this.hubs.clear(); }
+  close() { this.heed("off"); for (const hub of this.hubs) this.drop(hub); }
+  drop(hub) { this.hubs.delete(hub); hub.stop(); }
 }
 export const storeOf = model => {
   const key = model.get("key");
@@ -170,12 +174,8 @@ export default {
       return hub;
     };
     let hub = make();
-    const again = () => { store.hubs.delete(hub); hub.stop(); hub = make(); };
-    const heed = act => { for (const name of ["parts", "lang", "projector"]) model[act](`change:${name}`, again); };
-    heed("on");
-    return () => {
-      heed("off");
-      store.hubs.delete(hub); hub.stop();
-    };
+    const again = () => { store.drop(hub); hub = make(); };
+    const heed = heeding(model, { "change:look": () => store.tell(hub), "change:parts": again, "change:lang": again, "change:projector": again });
+    return () => { heed("off"); store.drop(hub); };
   },
 };

@@ -1,0 +1,7 @@
+# Exercise: dropped
+breaks = {
+    "label": ...,  # a letter, "A" to "F"
+    "tokens": ...,
+    "position": ...,
+    "pending": ...,
+}

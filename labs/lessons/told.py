@@ -1,0 +1,111 @@
+"""An event of a log in words: its type, who, what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from inms_lab.events import (
+    Aborted,
+    Allocated,
+    Commanded,
+    Copied,
+    Event,
+    Evicted,
+    Freed,
+    PoolOpened,
+    Published,
+    Registered,
+    Released,
+    Shared,
+    Stepped,
+)
+from inms_lab.log import Log
+from inms_lab.pieces import text_of
+
+MOST = 60  # characters of a text that are told
+
+
+def said(log: Log, tokens: Iterable[int]) -> str:
+    """Token ids as the words that they stand for."""
+    piece = log.piece or (lambda token: b" %d" % token)
+    return text_of([piece(token) for token in tokens]).strip()
+
+
+def told(log: Log, number: int) -> str:
+    """Event `number` of a log in a line of words."""
+    event = log.events[number - log.first]
+    return f"event {number}, {type(event).__name__}: {_what(log, event)}"
+
+
+def names_of(log: Log) -> dict[int, str]:
+    """Who each holder is; further sequences of the same agent (forks) are numbered."""
+    names: dict[int, str] = {}
+    for e in log.events:
+        if isinstance(e, Registered):
+            forks = sum(name.split("/")[0] == e.name for name in names.values())
+            names[e.seq_id] = f"{e.name}/{forks}" if e.parent_id >= 0 else e.name
+    return names
+
+
+def _what(log: Log, e: Event) -> str:
+    if isinstance(e, PoolOpened):
+        return f"the pool {e.pool_id} is opened with {e.num_blocks} blocks"
+    if isinstance(e, Stepped):
+        count = sum(item[1] for item in e.items)
+        return f"step {e.step} computes {count} token{'s' * (count != 1)} of {_holders(log, e)}"
+    if isinstance(e, Evicted):
+        return f"{_blocks(e.blocks)} of {e.pool_id} can no longer be found ({e.cause})"
+    who = names_of(log)[e.seq_id]
+    if isinstance(e, Registered):
+        off = f", without the check of the {' and '.join(e.off)}" if e.off else ""
+        return f"{who} comes, {_an(e.kind)}{off}"
+    if isinstance(e, Commanded):
+        return f"{who} {_command(log, e)}"
+    if isinstance(e, Released):
+        return f"{e.by} publishes to {e.group}, as {who}: {_text(log, e)}"
+    return f"{who} {_done(e)}"
+
+
+def _command(log: Log, e: Commanded) -> str:
+    if e.verb == "append":
+        return f"is given {e.length} tokens of {e.tier} text: {_text(log, e)}"
+    if e.verb == "write":
+        return f"is to write up to {e.count} tokens"
+    if e.verb == "rollback":
+        return f"rolls back to its first {e.count} tokens"
+    cause = f" ({_short(e.cause)})" if e.cause else ""
+    ends = {"close": "is closed", "fail": "fails", "expire": "expires"}
+    return f"{ends.get(e.verb, e.verb)}{cause}"
+
+
+def _done(e: Shared | Allocated | Copied | Freed | Published | Aborted) -> str:
+    if isinstance(e, Copied):
+        return f"copies block {e.src} of {e.src_pool} to block {e.dst} of {e.pool_id}"
+    verbs = {Shared: "mounts", Allocated: "takes", Freed: "lets go of", Published: "publishes"}
+    cause = getattr(e, "cause", "")
+    where = f"{verbs.get(type(e), 'gives back')} {_blocks(e.blocks)} of {e.pool_id}"
+    return f"{where} ({cause})" if cause else where
+
+
+def _blocks(blocks: tuple[int, ...]) -> str:
+    if len(blocks) == 1:
+        return f"block {blocks[0]}"
+    return f"{len(blocks)} blocks, {blocks[0]} first" if blocks else "no block"
+
+
+def _holders(log: Log, e: Stepped) -> str:
+    names = names_of(log)
+    return " and ".join(names[item[0]] for item in e.items)
+
+
+def _an(kind: str) -> str:
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
+
+
+def _text(log: Log, e: Commanded | Released) -> str:
+    text = said(log, log.tokens[e.offset : e.offset + e.length])
+    return f"“{_short(text)}”"
+
+
+def _short(text: str) -> str:
+    return f"{text[:MOST]}…" if len(text) > MOST else text

@@ -1,0 +1,323 @@
+"""The exercise frame: predictions, checks with a time limit, views that move, resets, copies."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from inms_lab.cli import app
+from inms_lab.errors import BadInput
+from inms_lab.log import Log
+from inms_lessons import EXERCISES, Wrong, check, examine, frame, reset, reveal
+from inms_lessons.copies import (
+    FIRST,
+    all_facts,
+    for_students,
+    solutions_in,
+    solved,
+    source,
+    stubs_in,
+    without_solutions,
+)
+from inms_lessons.letters import letter_lab
+from inms_lessons.limit import TookTooLong, limited
+from inms_widgets.dashboard import Dashboard
+from inms_widgets.view import View
+
+LABS = Path(__file__).resolve().parents[1] / "labs"
+NOTEBOOKS = sorted(LABS.glob("[0-9]*.ipynb"))
+
+
+def read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text("utf-8")))
+
+
+# --- predictions ------------------------------------------------------------------------------
+
+
+def test_a_prediction_is_shown_beside_what_came(capsys: pytest.CaptureFixture[str]) -> None:
+    for guess in (None, ..., 8, 24):
+        reveal(guess, 8, "blocks")
+    assert capsys.readouterr().out.splitlines() == [
+        "blocks: 8 (no guess was written down)",
+        "blocks: 8 (no guess was written down)",
+        "blocks: 8, as you expected",
+        "blocks: 8; you expected 24",
+    ]
+
+
+# --- checks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log() -> Iterator[Log]:
+    lab = letter_lab()
+    lab.agent("ada").read("mintrose").result()
+    yield lab.log
+    lab.close()
+
+
+def answering(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of every exercise answers this from now on, or does it if it can be called."""
+    monkeypatch.setattr(
+        "inms_lessons.exercises.Exercise.check",
+        lambda self, *answer: found(*answer) if callable(found) else found,
+    )
+
+
+def test_a_check_that_passes_says_that_public_checks_passed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """otter-grader#138: "all tests passed" while hidden ones fail."""
+    answering(None, monkeypatch)
+    check("order", 1)
+    assert capsys.readouterr().out == "order: public checks passed\n"
+
+
+def test_a_failed_check_moves_the_view_that_shows_its_log(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    view = Dashboard(log)
+    answering(Wrong("2", "1", "here", "look", log, 3, ("private", 1)), monkeypatch)
+    check("order", 1, view=view)
+    out = capsys.readouterr().out
+    for line in (
+        "order: not yet",
+        "at        here",
+        "expected  2",
+        "came      1",
+        "hint      look",
+    ):
+        assert line in out
+    assert "the view above stands at event 3" in out
+    look = view.view.look
+    assert (look["index"], look["pool"], look["block"]) == (3, "private", 1)
+    assert look["note"] == "here: expected 2; came 1"
+    assert not frame._opened
+    view.close()
+
+
+def test_a_failed_check_opens_a_view_where_none_shows_its_log_and_closes_it_the_next_time(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = View(Log())
+    answering(Wrong("2", "1", log=log), monkeypatch)
+    check("order", 1, view=other)
+    assert f"below: the view stands at event {len(log)}" in capsys.readouterr().out
+    opened = frame._opened["order"]
+    assert opened.shown is log
+    assert not other.look
+    answering(None, monkeypatch)
+    check("order", 1)
+    assert opened.closed
+    assert not frame._opened
+    other.close()
+
+
+def test_a_check_never_raises(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong() -> int:
+        return {}["nothing"]  # the student's own line
+
+    answering(lambda answer: answer(), monkeypatch)
+    check("order", wrong)
+    out = capsys.readouterr().out
+    assert "KeyError: 'nothing', in `return {}[\"nothing\"]" in out
+    check("order")
+    check("order", ...)
+    assert capsys.readouterr().out.count("none yet") == 2
+
+
+def test_an_answer_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forever() -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr("inms_lessons.exercises.Exercise.seconds", 0.2, raising=False)
+    answering(lambda answer: answer(), monkeypatch)
+    for never in (forever, lambda: time.sleep(30)):
+        started = time.monotonic()
+        with pytest.raises(TookTooLong):
+            limited(0.2, never)
+        assert time.monotonic() - started < 5
+    assert limited(5, lambda: 7) == 7
+
+
+def test_too_long_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: Any) -> None:
+        raise TookTooLong("stopped after 20 seconds")
+
+    answering(late, monkeypatch)
+    found = examine("order", 1)
+    assert found is not None
+    assert "never ends" in found.hint
+
+
+def test_an_unknown_exercise_is_named() -> None:
+    with pytest.raises(BadInput, match="no exercise 'nothing'; there are: order"):
+        check("nothing", 1)
+
+
+def test_a_reset_gives_the_stub_back_and_the_view_goes_to_now(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(Wrong("2", "1", log=log, index=2), monkeypatch)
+    view = View(log)
+    check("order", 1, view=view)
+    check("order", 1)
+    opened = frame._opened["order"]
+    reset("order", view=view)
+    assert opened.closed
+    assert view.look["index"] == -1
+    assert EXERCISES["order"].stub in capsys.readouterr().out
+    view.close()
+
+
+# --- a view that is told where to look --------------------------------------------------------
+
+
+def test_a_view_points_only_at_what_there_is(log: Log) -> None:
+    view = View(log)
+    for bad in ({"index": len(log) + 1}, {"index": -1}, {"decision": len(log.decisions)}):
+        with pytest.raises(BadInput, match="there is no"):
+            view.point(**bad)
+    view.point(decision=0)
+    assert view.look["index"] == log.decisions[0].stop
+    view.point()
+    assert view.look["index"] == -1
+    assert view.look["number"] == 2, "told again, it looks again"
+    view.close()
+
+
+def test_the_picture_for_pages_without_a_kernel_shows_the_moment_and_the_note(log: Log) -> None:
+    view = View(log)
+    view.point(1, note="before <anything>")
+    picture = view.fallback()["text/html"]
+    assert "before &lt;anything&gt;" in picture
+    assert ">ada<" not in picture, "ada is not there yet at event 1"
+    view.point()
+    assert ">ada<" in view.fallback()["text/html"]
+    view.close()
+
+
+# --- the labs ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_every_exercise_has_its_stub_its_check_its_hints_and_its_reset(path: Path) -> None:
+    notebook = read(path)
+    stubs, solutions = stubs_in(notebook), solutions_in(notebook)
+    here = {name for name, one in EXERCISES.items() if one.lab == path.name[:2]}
+    assert stubs.keys() == solutions.keys() == here
+    code = "\n".join(source(c) for c in notebook["cells"] if c["cell_type"] == "code")
+    text = "\n".join(source(c) for c in notebook["cells"] if c["cell_type"] == "markdown")
+    for name in here:
+        assert stubs[name] == EXERCISES[name].stub.rstrip(), f"{name}: the stub's file differs"
+        assert stubs[name] != solutions[name]
+        assert f'check("{name}", ' in code
+        assert f'# reset("{name}"' in code
+    assert text.count("<summary>Hint") >= 2 * len(here)
+    assert re.search(r"^guess\w* = None", code, re.MULTILINE), "no prediction"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_the_solved_copy_is_the_lab_with_its_solutions(path: Path) -> None:
+    """Nothing is written twice: `benchmarks/run_labs.py` makes the copy and runs it."""
+    copy = read(LABS / "solutions" / path.name)
+    wanted = [(c["cell_type"], source(c)) for c in solved(read(path))["cells"]]
+    assert [(c["cell_type"], source(c)) for c in copy["cells"]] == wanted
+    printed = "".join(
+        "".join(o.get("text", "")) for c in copy["cells"] for o in c.get("outputs", ())
+    )
+    for name in stubs_in(copy):
+        assert f"{name}: public checks passed" in printed
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_with_the_stubs_every_check_fails_politely(path: Path) -> None:
+    printed = "".join(
+        "".join(o.get("text", "")) for c in read(path)["cells"] for o in c.get("outputs", ())
+    )
+    for name in stubs_in(read(path)):
+        assert f"{name}: not yet" in printed
+
+
+def test_labs_and_readme_agree_on_questions_and_minutes() -> None:
+    text = (LABS / "README.md").read_text("utf-8")
+    assert [fact.number for fact in all_facts(LABS)] == ["00", "01", "02", "03", "04"]
+    for fact in all_facts(LABS):
+        (row,) = [line for line in text.splitlines() if f"]({fact.file})" in line]
+        for word in (fact.title, fact.question, f"| {fact.minutes} |", fact.level):
+            assert word in row, f"{fact.file}: {word!r} is not in the README's row"
+        assert ("●" in row) == fact.on_path
+    path = sum(fact.minutes for fact in all_facts(LABS) if fact.on_path)
+    assert path <= 45
+
+
+def test_words_are_explained_in_two_languages_and_every_link_leads_somewhere() -> None:
+    glossary = (LABS / "GLOSSARY.md").read_text("utf-8")
+    entries = re.split(r"^## ", glossary, flags=re.MULTILINE)[1:]
+    words = {entry.split("\n", 1)[0] for entry in entries}
+    for entry in entries:
+        assert re.fullmatch(r"[a-z-]+\n\n[^\n]+\n\n\*\*[^\n]*[\u4e00-\u9fff][^\n]*\n*", entry), (
+            entry
+        )
+    linked = set()
+    for path in [*NOTEBOOKS, *LABS.glob("*.md")]:
+        text = path.read_text("utf-8")
+        linked |= set(re.findall(r"\]\(GLOSSARY\.md#([^)]+)\)", text))
+        for file in re.findall(r"\]\(([\w./-]+\.(?:md|ipynb))\)", text):
+            assert (LABS / file).exists(), f"{path.name} links to {file}"
+    assert linked <= words, f"not in the glossary: {sorted(linked - words)}"
+
+
+# --- copies for students ----------------------------------------------------------------------
+
+
+def test_a_students_copy_has_no_solution_and_no_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app(["labs", "--student", str(tmp_path / "course")])
+    assert not ended.value.code
+    assert "jupyter lab" in capsys.readouterr().out
+    copies = sorted((tmp_path / "course").glob("*.ipynb"))
+    assert [path.name for path in copies] == [path.name for path in NOTEBOOKS]
+    for path, original in zip(copies, NOTEBOOKS, strict=True):
+        text, copy = path.read_text("utf-8"), read(path)
+        assert "Solution" not in text
+        for solution in solutions_in(read(original)).values():
+            own = [line for line in solution.splitlines()[1:] if len(line) > 25]
+            given = source_of_all(original)
+            assert not [line for line in own if line not in given and line in text]
+        assert stubs_in(copy) == stubs_in(read(original))
+        assert "<summary>Hint" in text
+        assert not [c for c in copy["cells"] if c.get("outputs") or c.get("execution_count")]
+    assert (tmp_path / "course" / "GLOSSARY.md").exists()
+
+
+def source_of_all(path: Path) -> str:
+    """All cells of a lab without its solutions."""
+    return "\n".join(source(cell) for cell in without_solutions(read(path))["cells"])
+
+
+def test_a_students_work_is_never_overwritten(tmp_path: Path) -> None:
+    for_students(LABS, tmp_path)
+    with pytest.raises(BadInput, match="already holds 00_start_here"):
+        for_students(LABS, tmp_path)
+
+
+def test_the_labs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app(["labs"])
+    out = capsys.readouterr().out
+    assert "00_start_here.ipynb" in out
+    assert "45-minute path" in out
+    assert FIRST.match("# Exercise: order")

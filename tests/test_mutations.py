@@ -1,0 +1,170 @@
+"""The mutation check: labs turn red on a broken engine, and stay green on a sound one.
+
+nbval#108, #147: green tests that test nothing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
+from notebooks import LABS, ROOT, run
+
+pytestmark = [pytest.mark.slow, pytest.mark.model]
+
+# What is broken: the file, the text, what it becomes (the text must be there exactly once), and the
+# lab that turns red. A lab is run with its solutions, so that its checks look at the engine too.
+MUTATIONS = {
+    "every lookup misses": (
+        "checks.py",
+        "return pool.index.get(key, ()) if key else ()",
+        "return ()",
+        "01",
+    ),
+    "an edit of a shared block copies nothing": (
+        "commands.py",
+        "return (*events, Copied(seq.seq_id, number, 0, *there))",
+        "return events",
+        "00",
+    ),
+    "a write into a shared block does not copy it": (
+        "plan.py",
+        "copies = partial is not None and pool.refs[partial] > 1",
+        "copies = False",
+        "02",
+    ),
+    "a block that is written in place can be found by its old text": (
+        "plan.py",
+        "elif partial is not None and partial in pool.keys:",
+        "elif False:",
+        "02",
+    ),
+    "a fork shares nothing": (
+        "commands.py",
+        "        if s.blocks\n    )\n    return (Registered(child",
+        "        if False\n    )\n    return (Registered(child",
+        "02",
+    ),
+    "who copies a block still counts as a holder of the old one": (
+        "ledger.py",
+        "            self.pools[e.src_pool].release(e.src)\n",
+        "",
+        "02",
+    ),
+    "sharing is not counted": (
+        "pool.py",
+        "self.refs[block] = self.refs.get(block, 0) + 1",
+        "self.refs[block] = 1",
+        "02",
+    ),
+    "what is let go is forgotten at once": (
+        "pool.py",
+        "if block in self.keys and not forget:",
+        "if False:",
+        "03",
+    ),
+    "a block can be found before it is written": (
+        "plan.py",
+        'return pool.pending.get(key) if "pending" in seq.off else None',
+        "return pool.pending.get(key)",
+        "03",
+    ),
+    "labels are not looked at": (
+        "checks.py",
+        'return "label" in seq.off or may_hold(label, seq.clearance)',
+        "return True",
+        "03",
+    ),
+    "anybody may write any tier": (
+        "checks.py",
+        "return WRITER.get(tier, seq.kind) == seq.kind",
+        "return True",
+        "03",
+    ),
+    "a plan may be stale": (
+        "cache.py",
+        "if plan.at != len(self.log):",
+        "if False:",
+        "03",
+    ),
+    "grouped queries save nothing": (
+        "geometry.py",
+        'kv_heads = _count(c, "num_key_value_heads", heads)',
+        "kv_heads = heads",
+        "01",
+    ),
+    "a replay is one event late": (
+        "log.py",
+        "iter(self.events[: stop - self.first])",
+        "iter(self.events[: stop - self.first + 1])",
+        "04",
+    ),
+}
+
+
+def broken(what: str, folder: Path) -> Path:
+    """A copy of the engine with this mutation."""
+    name, text, instead, _ = MUTATIONS[what]
+    package = folder / "inms_lab"
+    shutil.copytree(ROOT / "inms_lab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    source = (package / name).read_text("utf-8")
+    assert source.count(text) == 1, f"{name} has changed: say anew how to break it"
+    (package / name).write_text(source.replace(text, instead), "utf-8")
+    return package
+
+
+def compared(notebook: NotebookNode) -> list[str]:
+    """What nbval compares: the texts that cells print and show, unless they are marked."""
+    cells = [c for c in notebook.cells if c.cell_type == "code"]
+    kept = [c for c in cells if not c.source.startswith("# NBVAL_IGNORE_OUTPUT")]
+    texts = []
+    for cell in kept:
+        parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+        texts.append("".join(parts))
+    return texts
+
+
+def red(number: str, package: Path) -> str:
+    """Why the lab with this number is red when it is run on this engine; "": it is green."""
+    (path,) = (LABS / "solutions").glob(f"{number}_*.ipynb")
+    notebook = nbformat.read(path, as_version=4)
+    committed = compared(notebook)
+    probe = "import inms_lab, pathlib; print(pathlib.Path(inms_lab.__file__).parent)"
+    notebook.cells.insert(0, new_code_cell(probe))
+    try:
+        run(notebook, PYTHONPATH=str(package.parent))
+    except CellExecutionError as error:
+        return str(error)
+    finally:
+        said = notebook.cells[0].outputs[0].text.strip()
+        assert Path(said) == package, "another engine was run"
+    pairs = zip(compared(notebook)[1:], committed, strict=True)
+    return next((f"{new!r} instead of {old!r}" for new, old in pairs if new != old), "")
+
+
+@pytest.mark.parametrize("what", MUTATIONS)
+def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
+    why = red(MUTATIONS[what][-1], broken(what, tmp_path))
+    print(f"\n{what}: {why[-300:]}")
+    assert why, "it is green"
+
+
+@pytest.mark.parametrize("number", ["02", "03"])
+def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
+    """So that what turns red above does so for the mutation's sake."""
+    package = tmp_path / "inms_lab"
+    shutil.copytree(ROOT / "inms_lab", package, ignore=shutil.ignore_patterns("__pycache__"))
+    assert not red(number, package)
+
+
+def test_there_are_enough_mutations_and_every_lab_has_one() -> None:
+    assert len(MUTATIONS) >= 10
+    assert len({(name, text) for name, text, _, _ in MUTATIONS.values()}) == len(MUTATIONS)
+    assert {lab for *_, lab in MUTATIONS.values()} == {
+        path.name[:2] for path in LABS.glob("[0-9]*.ipynb")
+    }
