@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -17,6 +18,7 @@ import nbformat
 import pytest
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
+from nbconvert import HTMLExporter, SlidesExporter
 from nbformat.v4 import new_code_cell
 from notebooks import LABS, SECONDS, run
 
@@ -32,7 +34,8 @@ def test_cells_are_short_portable_and_free_of_widget_state(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert median(len(cell.source.splitlines()) for cell in cells) <= 7
+    if path.parent == LABS:  # a solution is as long as it needs to be
+        assert median(len(cell.source.splitlines()) for cell in cells) <= 7
     for cell in cells:
         for word in ("sys.path", "chdir", "%cd", "pip install", "urlopen", "requests."):
             assert word not in cell.source, cell.source
@@ -40,6 +43,40 @@ def test_cells_are_short_portable_and_free_of_widget_state(path: Path) -> None:
         mimes = {mime for output in cell.outputs for mime in output.get("data", {})}
         assert not {mime for mime in mimes if "widget" in mime}, "a view without its kernel"
         assert not [o for o in cell.outputs if o.output_type == "error"]
+
+
+LIVE = "live view of a lab's memory"  # the plain text of a view
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: f"{path.parent.name}-{path.stem[:2]}")
+def test_a_page_without_a_kernel_shows_a_picture_for_each_view(path: Path) -> None:
+    """As nbconvert makes it: no script is needed, and nothing but the notebook."""
+    notebook = nbformat.read(path, as_version=4)
+    outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
+    views = [o for o in outputs if LIVE in o.get("data", {}).get("text/plain", "")]
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    assert len(views) >= 2
+    assert page.count('alt="pools:') >= len(views)
+    assert LIVE not in page, "the plain text is shown instead of a picture"
+
+
+@pytest.mark.parametrize("path", sorted(LABS.glob("[0-9]*.ipynb")), ids=lambda path: path.stem[:2])
+def test_the_deck_has_many_short_slides_and_no_solution(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    deck, _ = SlidesExporter().from_notebook_node(notebook)
+    assert deck.count("<section") >= 20, "columns and slides"
+    for word in ("<summary>Hint", "<summary>Solution"):
+        assert word not in deck, "hints and solutions are for the notebook"
+    kinds = [c.metadata.get("slideshow", {}).get("slide_type", "-") for c in notebook.cells]
+    starts = [i for i, kind in enumerate(kinds) if kind in ("slide", "subslide")]
+    for begin, end in pairwise([*starts, len(kinds)]):
+        here = notebook.cells[begin:end]
+        lines = sum(
+            len(c.source.splitlines())
+            for c, k in zip(here, kinds[begin:end], strict=True)
+            if k != "skip"
+        )
+        assert lines <= 50, here[0].source[:60]
 
 
 # --- lab 00 in a kernel -----------------------------------------------------------------------
