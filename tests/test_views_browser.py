@@ -362,6 +362,9 @@ def test_a_failed_check_opens_a_view_at_the_first_wrong_event(notebook: Notebook
     last = notebook.page.locator(".inms-dash").last
     assert last.locator(".inms-message").nth(1).inner_text() == wrong.note()
     assert "PAUSED" in last.locator(".inms-bar").inner_text()
+    other = notebook.page.locator(".inms-agents > ul").first
+    style = other.evaluate("list => getComputedStyle(list).listStyleType")
+    assert style == "none", "a view of fewer parts took the style of the others"
 
 
 def test_a_reset_puts_the_stub_into_a_new_cell(notebook: Notebook) -> None:

@@ -66,7 +66,8 @@ class View(anywidget.AnyWidget):
         self.publisher = Publisher(log, self._publish, lab, problem)
         first = self.publisher.next()
         chosen = tuple(parts)
-        code = {"_esm": esm.loader(chosen), "code": esm.esm(chosen), "_css": esm.css(chosen)}
+        # All of the style: a page keeps one sheet for a class, the last one that came.
+        code = {"_esm": esm.loader(chosen), "code": esm.esm(chosen), "_css": esm.css()}
         look = {"parts": list(parts), "lang": lang, "projector": bool(projector)}
         super().__init__(**code, **look, key=uuid4().hex, first=first.packed())
         self._hear_anywhere()
