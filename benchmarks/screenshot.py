@@ -1,8 +1,9 @@
-"""The README's pictures, docs/lab00.png and docs/dashboard.png: `python benchmarks/screenshot.py`
+"""The README's pictures, docs/{lab00,dashboard,check}.png: `python benchmarks/screenshot.py`
 
 Opens lab 00 in a real JupyterLab in Chromium and runs it up to the dashboard. The first picture is
 of the cell in which two agents write while the view shows what they share; the second of the
-dashboard, taken back to the copy-on-write, with a block pinned.
+dashboard, taken back to the copy-on-write, with a block pinned. The third is of lab 02, where a
+class with its last fault left in it has been checked.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-LAB = "00_start_here.ipynb"
+LAB, SECOND = "00_start_here.ipynb", "02_blocks_refcounts_copy_on_write.ipynb"
+MENDED = "            self.found.pop(self.key.pop(block, None), None)\n            self.text"
 SMALL, LARGE = {"width": 1180, "height": 830}, {"width": 1760, "height": 1900}
 MOST_BYTES = 400_000
 BACK = """() => {
@@ -47,7 +49,8 @@ def main() -> None:
         lab.run_above(looking + 1)
         lab.wait_for_refcount(5)
         lab.wait_until_run()
-        lab.scroll_to(writing)
+        for _ in range(2):  # cells that come into sight change the height of those above
+            lab.scroll_to(writing)
         save(page, "lab00.png")
         page.set_viewport_size(LARGE)
         lab.scroll_to(looking)
@@ -62,6 +65,26 @@ def main() -> None:
         clip = {**top, "height": min(end["y"], LARGE["height"] - 40) - top["y"]}
         page.screenshot(path=DOCS / "dashboard.png", clip=clip)
         said("dashboard.png")
+        page.set_viewport_size(SMALL)
+        checking = with_the_last_fault(Path(folder) / "labs" / SECOND)
+        lab = browser.LabPage(page, address, SECOND)
+        lab.tidy()
+        lab.run_all()
+        lab.wait_until_run()
+        for _ in range(2):
+            lab.scroll_to(checking)
+        page.wait_for_timeout(1000)
+        save(page, "check.png")
+
+
+def with_the_last_fault(path: Path) -> int:
+    """Put the solution without one line into a copy of lab 02; gives the place of its check."""
+    notebook = nbformat.read(ROOT / "labs" / "solutions" / SECOND, as_version=4)
+    stub = next(cell for cell in notebook.cells if cell.source.startswith("# Exercise"))
+    assert stub.source.count(MENDED) == 1
+    stub.source = stub.source.replace(MENDED, "            self.text")
+    nbformat.write(notebook, path)
+    return next(i for i, cell in enumerate(notebook.cells) if cell.source.startswith("check("))
 
 
 def save(page: browser.Page, name: str) -> None:
