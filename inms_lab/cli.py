@@ -46,10 +46,10 @@ def demo(
     from rich.console import Console
 
     from inms_lab import scenario
-    from inms_lab.bill import parse_bytes
     from inms_lab.config import Config, default_block_size
     from inms_lab.demo import run_demo
     from inms_lab.demo_table import render
+    from inms_lab.sizes import parse_bytes
 
     if data is None and not own_texts and SHARED_DATA.is_dir():
         data = SHARED_DATA
@@ -113,7 +113,7 @@ def bill(
 ) -> None:
     """How much memory agents take, with and without sharing, and how many fit; without weights."""
     from inms_lab import bill_table, geometry
-    from inms_lab.bill import parse_bytes, parse_tokens
+    from inms_lab.sizes import parse_bytes, parse_tokens
 
     try:
         values = json.loads(config.read_text())

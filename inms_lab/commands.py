@@ -82,8 +82,7 @@ def place_of(books: Ledger, policy: Policy, request: Request, seq: Sequence) -> 
     tier = request.tier
     if request.record >= 0:
         record = books.sequences[request.record]
-        encoded = record.segments if record.is_live else ()
-        if not encoded or encoded[-1].root != seq.end():
+        if not record.stands_behind(seq):
             tier = PRIVATE  # encoded behind another context, or gone: computed for one reader
     return policy.place(tier, seq.name, request.group, seq.label())
 

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from inms_lab import reload, usage
 from inms_lab.agent import Agent, check_name
-from inms_lab.bill import parse_bytes
 from inms_lab.config import Config, default_block_size
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
@@ -32,6 +31,7 @@ from inms_lab.policy import Policy, by_name
 from inms_lab.preload import Prompt, preload
 from inms_lab.programs import Program, Programs, Results
 from inms_lab.request import Request
+from inms_lab.sizes import parse_bytes
 from inms_lab.text import Text
 
 T = TypeVar("T")

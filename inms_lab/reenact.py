@@ -164,8 +164,8 @@ class Reenactment:
         tier, name, record = e.tier, "".join(groups[:1]).removeprefix("group:"), -1
         if self.was.name != "inms":
             tier, name, record = self._said(e, seq)
-        held = self.books.sequences[record].segments if record >= 0 else []
-        if record not in (-1, seq.seq_id) and not (held and held[-1].root == seq.end()):
+        own = record in (-1, seq.seq_id)
+        if not own and not self.books.sequences[record].stands_behind(seq):
             tier = PRIVATE  # encoded behind another context, or gone
         return self.policy.place(tier, seq.name, name, seq.label())
 

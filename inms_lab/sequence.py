@@ -68,11 +68,16 @@ class Sequence:
 
     def label(self) -> Label:
         """The join of everything in its context."""
-        return frozenset(self.segments[-1].label) if self.segments else frozenset()
+        return frozenset().union(*(segment.label for segment in self.segments))
 
     def end(self) -> bytes:
         """Digest of the whole context: the parent of whatever segment comes next."""
         return self.segments[-1].end() if self.segments else self.namespace
+
+    def stands_behind(self, other: Sequence) -> bool:
+        """Whether this record is there, and was encoded behind just what `other` holds now: then
+        its text can be mounted at `other`'s end."""
+        return bool(self.is_live and self.segments) and self.segments[-1].root == other.end()
 
     def append(self, event: Commanded, tokens: array[int], block_size: int) -> None:
         """Put `tokens` at the end: into the open last segment if it is of the same kind; sealed

@@ -13,7 +13,9 @@ from toy import Toy, ToyModel
 
 from inms_lab.errors import BadInput
 from inms_lab.events import Allocated, Evicted, Freed, Released, Shared
+from inms_lab.lab import Lab
 from inms_lab.log import Log
+from inms_lab.model.forward import DryModel
 from inms_lab.outcome import Decided
 from inms_lab.policy import MODES, Inms
 from inms_lab.reenact import Reenactment, policy_of
@@ -369,3 +371,27 @@ def test_unruly_runs_can_be_enacted_again_in_every_mode_and_tier(was: str) -> No
                 assert there.outcome != "refused" or there.check == 4
     assert asked > 0
     assert all("forked" in text or "does not tell" in text for text in noes)
+
+
+def test_a_record_whose_holder_is_gone_is_not_mounted_in_another_mode_either() -> None:
+    def story(mode: str) -> Log:
+        lab = Lab(DryModel(100, 2048, 1024), mode=mode, block_size=4)
+        team = lab.group("t")
+        writer, reader = team.agents("writer", "reader")
+        team.publish([1] * 8, by=writer, role=None)
+        gone = team.records[0].seq_id
+        lab.driver.call(lambda: lab.engine.end(gone, "close", "housekeeping"))
+        reader.attach(team).result()
+        lab.close()
+        return lab.log
+
+    def outcomes(decided: Decided) -> list[tuple[str, int]]:
+        return [(part.outcome, part.num_blocks) for part in decided.parts]
+
+    logs = {mode: story(mode) for mode in MODES}
+    (truth,) = [d for d in logs["inms"].decisions if d.seq_id == 1]
+    (made,) = [d for d in logs["global"].decisions if d.seq_id == 1]
+    assert outcomes(truth) == [("computed", 2)]
+    asked = what_if(logs["global"], made, mode="inms").other.decided
+    assert asked is not None
+    assert outcomes(asked) == outcomes(truth)

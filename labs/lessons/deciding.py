@@ -16,7 +16,7 @@ from inms_lab.shadow import Site, words
 
 from .cases import Known, known_cases, one_of_each
 from .damage import CONSEQUENCES, damage, damaged_log
-from .wrong import Wrong, told
+from .wrong import Wrong, in_a_line
 
 OUTCOMES = ("shared", "computed", "deferred", "refused", "no room")
 LOOK = ("bar", "map", "decision")
@@ -53,7 +53,7 @@ def _compared(function: Callable[[Any], Any], one: Known, log: Log) -> Wrong | N
     try:
         answer = function(case)
     except Exception as error:
-        came, hint = told(error), "call decide by hand with this case"
+        came, hint = in_a_line(error), "call decide by hand with this case"
     else:
         came, hint = _read(answer)
         if came == expected:

@@ -12,7 +12,6 @@ from inms_lab.errors import BadInput
 from .wrong import Wrong
 
 STUBS = Path(__file__).parent / "stubs"
-LEVELS = ("easy", "medium", "hard")
 
 
 @dataclass(frozen=True, slots=True)

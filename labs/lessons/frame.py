@@ -15,7 +15,7 @@ from inms_widgets.view import View
 
 from .exercises import exercise
 from .limit import TookTooLong, limited
-from .wrong import Wrong, told
+from .wrong import Wrong, in_a_line
 
 _opened: dict[str, View] = {}  # by exercise: the view that its last check opened
 
@@ -40,7 +40,7 @@ def examine(name: str, *answer: Any) -> Wrong | None:
     except TookTooLong as error:
         return Wrong("an answer in time", str(error), hint="is there a loop that never ends?")
     except Exception as error:
-        return Wrong("code that runs", told(error), hint="run that line by hand")
+        return Wrong("code that runs", in_a_line(error), hint="run that line by hand")
 
 
 def check(name: str, *answer: Any, view: View | Dashboard | None = None) -> None:

@@ -17,7 +17,7 @@ from inms_lab.lab import Lab
 from inms_lab.log import Log
 
 from .letters import letter_lab
-from .wrong import Wrong, told
+from .wrong import Wrong, in_a_line
 
 WORDS = ("mint", "rose", "sage", "dill")
 NAMES = (
@@ -67,7 +67,7 @@ def blocks(pool: Any) -> Wrong | None:
             getattr(mine, verb)(*arguments)
             found = differs(mine, moment)
         except Exception as error:
-            found = ("no error", told(error), _last_used(moment), "run that line by hand")
+            found = ("no error", in_a_line(error), _last_used(moment), "run that line by hand")
         if found:
             expected, came, place, hint = found
             block = moment.blocks.get(place) if place else None

@@ -52,7 +52,7 @@ class Wrong:
         return f"{where}expected {self.expected}; came {self.came}"
 
 
-def told(error: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """An error in a line, with the line of the student's own code that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).is_relative_to(HERE)]
