@@ -229,7 +229,7 @@ def test_every_exercise_has_its_stub_its_check_its_hints_and_its_reset(path: Pat
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_the_solved_copy_is_the_lab_with_its_solutions(path: Path) -> None:
-    """Nothing is written twice: `benchmarks/run_labs.py` makes the copy and runs it."""
+    """Nothing is written twice: `tools/run_labs.py` makes the copy and runs it."""
     copy = read(LABS / "solutions" / path.name)
     wanted = [(c["cell_type"], source(c)) for c in solved(read(path))["cells"]]
     assert [(c["cell_type"], source(c)) for c in copy["cells"]] == wanted

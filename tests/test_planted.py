@@ -17,7 +17,7 @@ from inms_lessons.culprits import CASES, digest
 from inms_lessons.planted import LOGS, NAMES, planted, without
 from inms_lessons.told import told
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[1] / "tools"))
 
 
 @cache

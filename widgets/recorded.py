@@ -1,6 +1,6 @@
 """A recorded run: pictures of a few moments and what the agents wrote, shown without any model.
 
-The file is written by `benchmarks/record_run.py`; what it holds are snapshots, drawn here by the
+The file is written by `tools/record_run.py`; what it holds are snapshots, drawn here by the
 same code as a live view.
 """
 

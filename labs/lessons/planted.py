@@ -3,7 +3,7 @@
     log = planted("leak")            # by name, wherever the lab's notebook lies
     told(log, 1234)                  # an event in words; `said(log, tokens)`: token ids as words
     again = without(log, 1234)       # the same inputs once more, but for event 1234
-`benchmarks/plant_faults.py` made them, on an engine without weights: words are tokens, and what the
+`tools/plant_faults.py` made them, on an engine without weights: words are tokens, and what the
 agents "write" was written down beforehand.
 """
 

@@ -1,4 +1,4 @@
-"""The README's pictures, docs/{lab00,dashboard,check}.png: `python benchmarks/screenshot.py`
+"""The README's pictures, docs/{lab00,dashboard,check}.png: `python tools/screenshot.py`
 
 Opens lab 00 in a real JupyterLab in Chromium and runs it up to the dashboard. The first picture is
 of the cell in which two agents write while the view shows what they share; the second of the

@@ -1,4 +1,4 @@
-"""Record the run that lab 00 shows first: `python benchmarks/record_run.py`
+"""Record the run that lab 00 shows first: `python tools/record_run.py`
 
 Runs the cells of lab 00 on the default model up to the one tagged `recorded` (without the one that
 shows the recording) and keeps a few moments of its log, and what the agents wrote.

@@ -1,4 +1,4 @@
-"""Make lab 04's prepared logs: `python benchmarks/plant_faults.py` writes labs/lessons/logs/
+"""Make lab 04's prepared logs: `python tools/plant_faults.py` writes labs/lessons/logs/
 
 Each log is a shop's ordinary work with one fault planted into it. Every event is one that can
 happen; it is the behaviour that is wrong. Printed: the digests that the exercise's check compares.

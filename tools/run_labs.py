@@ -1,4 +1,4 @@
-"""Run labs in place, so that each is committed executed: `python benchmarks/run_labs.py [FILE ...]`
+"""Run labs in place, so that each is committed executed: `python tools/run_labs.py [FILE ...]`
 
 Each lab with its solutions in place is written to `labs/solutions/` and run too. Kept: counts and
 outputs. Left out: widget state and the views that need it (a page without a kernel then shows the
