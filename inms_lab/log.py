@@ -109,6 +109,15 @@ class Log:
             found = self.decisions[start : None if count is None else start + count]
             return list(enumerate(found, self.first_decision + start))
 
+    def decision(self, number: int) -> Decided:
+        """The decision with this number; raises `BadInput` if it is not (or no longer) there."""
+        found = self.decisions_since(number, 1) if number >= self.first_decision else []
+        if not found:
+            last = self.first_decision + len(self.decisions) - 1
+            have = f"{self.first_decision} to {last}" if self.decisions else "none"
+            raise BadInput(f"there is no decision {number}: the log has {have}")
+        return found[0][1]
+
     def until(self, index: int | None) -> Iterator[Event]:
         """Events from `first` to before `index` (None: all)."""
         stop = len(self) if index is None else index

@@ -18,6 +18,7 @@ from inms_lessons import examine
 from inms_lessons.cases import Case, Known, known_cases, one_of_each, table_of
 from inms_lessons.copies import solutions_in
 from inms_lessons.damage import CONSEQUENCES, damage, damaged_log
+from inms_lessons.deciding import LOOK_FOR
 from inms_lessons.exercises import EXERCISES
 from inms_lessons.wrong import Wrong
 
@@ -30,7 +31,7 @@ Decide = Callable[[Case], Answer]
 @pytest.fixture(scope="module")
 def log() -> Log:
     """The log of the lab's own cells, up to the first exercise."""
-    names: dict[str, Any] = {}
+    names = dict[str, Any]()
     for cell in NOTEBOOK["cells"]:
         source = "".join(cell["source"])
         if source.startswith("# Exercise"):
@@ -49,8 +50,7 @@ def known(log: Log) -> dict[str, Known]:
 
 def run(name: str, source: str) -> Any:
     """What the cell of an exercise defines."""
-    names: dict[str, Any] = {}
-    exec(source, names)
+    exec(source, names := dict[str, Any]())
     return names[{"decide": "decide", "dropped": "breaks"}[name]]
 
 
@@ -104,12 +104,12 @@ def swapped(old: str, new: str) -> Decide:
 
 MISTAKES = {  # the solution's words: a student's, the first case that differs, what is said
     " and not case.sealed": ("", "B", "sealed: True"),
-    "case.being_written": ("False", "D", "written: True"),
+    "case.being_written": ("False", "D", "being_written: True"),
     "not case.same_before": ("case.at != case.block_at", "G", "same_before: False"),
-    " or case.block_tier != case.tier": ("", "I", "text's private"),
-    "not case.same_model": ("False", "J", "same model: False"),
-    "if not case.may_write": ("if False", "K", "may write text of tier group: False"),
-    "case.needed > case.free": ("False", "L", "10 blocks are needed"),
+    " or case.block_tier != case.tier": ("", "I", "block_tier: group, tier: private"),
+    "not case.same_model": ("False", "J", "same_model: False"),
+    "if not case.may_write": ("if False", "K", "may_write: False"),
+    "case.needed > case.free": ("False", "L", "needed: 10, free: 5"),
     "case.label <= case.clearance": ("case.clearance <= case.label", "B", "checkout"),
 }
 
@@ -189,8 +189,7 @@ def test_decide_passes_with_its_solution_and_not_with_its_stub(log: Log) -> None
 @pytest.mark.parametrize("seed", range(3))
 def test_the_solution_is_the_engines_rule_in_any_run(seed: int) -> None:
     player, decide = Player("inms", seed), solution("decide")
-    for _ in player.play(250):
-        pass
+    assert len(list(player.play(250))) == 250
     known = known_cases(player.toy.log)
     assert len(known) > 60
     assert all(decide(one.case) == one.answer for one in known)
@@ -228,6 +227,7 @@ def test_a_wrong_cell_is_shown_where_the_damage_is_done(switch: str, letter: str
     assert isinstance(event, Shared)
     assert wrong.block in [(event.pool_id, block) for block in event.blocks]
     assert {"map", "detail", "decision"} <= set(wrong.parts)
+    assert LOOK_FOR[switch] in wrong.hint
 
 
 @pytest.mark.parametrize("junk", [None, "x", 3, ["C", "F", "D", "A"], 10**9, float("nan")])

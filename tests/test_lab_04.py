@@ -17,6 +17,7 @@ from inms_lessons.exercises import exercise
 from inms_lessons.planted import planted
 from inms_lessons.told import told
 from inms_lessons.wrong import Wrong
+from inms_widgets.snapshot import names_of
 from inms_widgets.view import View
 
 Say = Callable[..., Wrong]
@@ -86,7 +87,19 @@ def test_what_is_no_dict(answer: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [True, "496", 1.5, -1, 10**30, float("nan"), [3], "x" * 999, np.array([1, 2])]
+    "answer",
+    [
+        True,
+        "496",
+        1.5,
+        -1,
+        10**30,
+        pytest.param(10**5000, id="huge"),
+        float("nan"),
+        [3],
+        "x" * 999,
+        np.array([1, 2]),
+    ],
 )
 def test_what_is_no_event_shows_the_symptom(answer: Any) -> None:
     found = wrong(gap=answer)
@@ -107,9 +120,9 @@ def seen(found: Wrong, name: str, number: int, *words: str) -> None:
     """The view is at the event that was named, just after it, and the words are there."""
     assert found.log is planted(name)
     assert found.moment == number + 1
-    assert told(planted(name), number) in found.words()
-    for word in words:
-        assert word in found.words(), found.words()
+    said = " ".join(found.words().split())  # it is broken into lines
+    for word in (told(planted(name), number), *words):
+        assert word in said, said
 
 
 def test_leak_the_failing_record_an_innocent_and_a_silent_one_without_notes() -> None:
@@ -177,6 +190,16 @@ def test_hog_the_eviction_another_long_reading_and_the_reader_who_waits() -> Non
     assert not [
         e for e in log.events if isinstance(e, Shared) and (e.seq_id, e.segment) == (lea, 1)
     ]
+
+
+def test_a_fork_is_called_as_in_the_picture() -> None:
+    log = planted("mount")
+    fork = next(e for e in log.events if isinstance(e, Registered) and e.parent_id >= 0)
+    drawn = dict(
+        zip(log.replay().sequences, names_of(log.replay().sequences.values()), strict=True)
+    )
+    assert drawn[fork.seq_id] == f"{fork.name} (fork {fork.seq_id})"
+    assert told(log, log.events.index(fork)).split(": ")[1].startswith(drawn[fork.seq_id])
 
 
 def test_mount_the_registration_a_fork_and_the_second_one() -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from inms_lab.cli import app
@@ -23,10 +30,10 @@ from inms_lessons.copies import (
     solved,
     source,
     stubs_in,
-    without_solutions,
 )
 from inms_lessons.letters import letter_lab
 from inms_lessons.limit import TookTooLong, limited
+from inms_lessons.wrong import shown
 from inms_widgets.dashboard import Dashboard
 from inms_widgets.view import View
 
@@ -69,6 +76,7 @@ def answering(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         "inms_lessons.exercises.Exercise.check",
         lambda self, *answer: found(*answer) if callable(found) else found,
     )
+    monkeypatch.setattr("inms_lessons.exercises.Exercise.wanted", lambda self: ["answer"])
 
 
 def test_a_check_that_passes_says_that_public_checks_passed(
@@ -120,44 +128,150 @@ def test_a_failed_check_opens_a_view_where_none_shows_its_log_and_closes_it_the_
     other.close()
 
 
-def test_a_check_never_raises(
+class Rude(Exception):
+    def __str__(self) -> str:
+        raise self
+
+
+class Unspeakable:
+    def __repr__(self) -> str:
+        raise SystemExit
+
+
+def rude() -> None:
+    raise Rude
+
+
+ENDS = {
+    "KeyError: 'nothing'": lambda: {}["nothing"],
+    "SystemExit: 3": lambda: sys.exit(3),
+    "KeyboardInterrupt": lambda: signal.default_int_handler(2, None),
+    "an error of type Rude that cannot be shown": rude,
+    "JSONDecodeError": lambda: json.loads("{"),
+}
+
+
+@pytest.mark.parametrize("said", ENDS)
+def test_a_check_does_not_raise_whatever_the_answer_does(
+    said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(lambda answer: answer(), monkeypatch)
+    check("order", ENDS[said])
+    out = capsys.readouterr().out
+    assert f"came      {said}" in out
+    assert "scan_once" not in out, "a line of the library's, not the student's"
+
+
+def test_the_line_of_an_error_is_the_students_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def wrong() -> int:
-        return {}["nothing"]  # the student's own line
+    def wrong() -> object:
+        return json.loads("{")  # the student's own line
 
     answering(lambda answer: answer(), monkeypatch)
     check("order", wrong)
-    out = capsys.readouterr().out
-    assert "KeyError: 'nothing', in `return {}[\"nothing\"]" in out
+    assert 'in `return json.loads("{")' in capsys.readouterr().out.replace("\n            ", " ")
+
+
+def test_no_answer_and_too_many_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     check("order")
     check("order", ...)
     assert capsys.readouterr().out.count("none yet") == 2
+    check("figure", 1)
+    out = capsys.readouterr().out
+    assert 'check("figure", row, gib)' in out
+    assert "1 answers" in out
 
 
-def test_an_answer_that_takes_too_long_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forever() -> None:
-        while True:
+def test_what_is_handed_in_is_said_on_one_short_line() -> None:
+    """Nor can it forge a line of the check's."""
+    assert shown("x" * 10**6) == "'" + "x" * 58 + "…"
+    assert shown(Unspeakable()) == "a value of type Unspeakable that cannot be shown"
+    forged = Wrong("a\norder: public checks passed", "b" * 10**6, "c\nd").words()
+    assert not [line for line in forged.splitlines() if not line.startswith("  ")]
+    assert len(forged) < 2000
+    assert max(map(len, forged.splitlines())) <= 100
+
+
+def test_what_is_printed_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def much(_: object) -> None:
+        for _ in range(10_000):
+            print("x" * 99)
+
+    answering(much, monkeypatch)
+    check("order", 1)
+    out = capsys.readouterr().out
+    assert len(out) < 5000
+    assert out.endswith("996,000 more characters were printed\norder: public checks passed\n")
+
+
+def test_a_view_that_is_none_is_left_alone(
+    log: Log, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answering(Wrong("2", "1", log=log), monkeypatch)
+    check("order", 1, view=3)  # type: ignore[arg-type]
+    assert "below" in capsys.readouterr().out
+    reset("order", view="x")  # type: ignore[arg-type]
+
+
+def test_a_guess_of_any_kind_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    reveal(np.arange(3), 3, "x")
+    reveal(10**5000, 3, "x")
+    reveal("nobody", "nobody", "x")
+    assert capsys.readouterr().out.splitlines()[2] == "x: nobody, as you expected"
+
+
+def forever() -> None:
+    while True:
+        pass
+
+
+def deaf() -> None:
+    while True:
+        try:  # noqa: SIM105
+            time.sleep(0.01)
+        except:  # noqa: E722
             pass
 
-    monkeypatch.setattr("inms_lessons.exercises.Exercise.seconds", 0.2, raising=False)
+
+def late() -> int:
+    with contextlib.suppress(BaseException):
+        forever()
+    return 7
+
+
+@pytest.mark.parametrize("never", [forever, deaf, late, lambda: time.sleep(30)])
+def test_an_answer_that_takes_too_long_is_stopped(
+    never: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     answering(lambda answer: answer(), monkeypatch)
-    for never in (forever, lambda: time.sleep(30)):
-        started = time.monotonic()
-        with pytest.raises(TookTooLong):
-            limited(0.2, never)
-        assert time.monotonic() - started < 5
-    assert limited(5, lambda: 7) == 7
-
-
-def test_too_long_is_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(*_: Any) -> None:
-        raise TookTooLong("stopped after 20 seconds")
-
-    answering(late, monkeypatch)
-    found = examine("order", 1)
+    quick = replace(EXERCISES["order"], seconds=0.2)
+    monkeypatch.setitem(EXERCISES, "order", quick)
+    started, owner = time.monotonic(), signal.getsignal(signal.SIGINT)
+    found = examine("order", never)
+    assert time.monotonic() - started < 5
     assert found is not None
+    assert (found.expected, found.came) == ("an answer in time", "stopped after 0.2 seconds")
     assert "never ends" in found.hint
+    assert signal.getsignal(signal.SIGINT) is owner
+    assert examine("order", lambda: None) is None, "and nothing comes late"
+
+
+def test_the_stop_button_stops_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(lambda answer: answer(), monkeypatch)
+    press = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
+    press.start()
+    with pytest.raises(KeyboardInterrupt):
+        examine("order", forever)
+
+
+def test_the_time_limit_holds_in_other_threads_too() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(TookTooLong):
+            pool.submit(limited, 0.2, forever).result(10)
+        assert pool.submit(limited, 5, lambda: 7).result(10) == 7
 
 
 def test_an_unknown_exercise_is_named() -> None:
@@ -193,6 +307,35 @@ def test_a_view_points_only_at_what_there_is(log: Log) -> None:
     view.point()
     assert view.look["index"] == -1
     assert view.look["number"] == 2, "told again, it looks again"
+    view.close()
+
+
+def test_decisions_keep_their_numbers_where_a_log_was_cut_off() -> None:
+    with letter_lab() as lab:
+        ada = lab.agent("ada")
+        for text in ("mint", "rose", "sage", "dill"):
+            ada.read(text).result()
+    log = lab.log
+    whole = [(number, made.stop) for number, made in log.decisions_since(0)]
+    log.forget(whole[1][1] + 1)
+    assert log.first_decision > 0
+    view = View(log)
+    number, stop = whole[-1]
+    assert Wrong("a", "b", log=log, decision=number).moment == stop
+    view.point(decision=number)
+    assert (view.look["decision"], view.look["index"]) == (number, stop)
+    view.point(stop - 1, decision=number)
+    assert view.look["index"] == stop - 1, "a moment that is asked for goes first"
+    with pytest.raises(BadInput, match="no decision 0: the log has"):
+        view.point(decision=0)
+    view.close()
+
+
+@pytest.mark.parametrize("block", [7, "private:3", ("private",), ("private", "3"), (3, "private")])
+def test_a_block_is_named_by_pool_and_number(log: Log, block: Any) -> None:
+    view = View(log)
+    with pytest.raises(BadInput, match="pool and number"):
+        view.point(block=block)
     view.close()
 
 
@@ -257,8 +400,7 @@ def test_labs_and_readme_agree_on_questions_and_minutes() -> None:
         for word in (fact.title, fact.question, f"| {fact.minutes} |", fact.level):
             assert word in row, f"{fact.file}: {word!r} is not in the README's row"
         assert ("●" in row) == fact.on_path
-    path = sum(fact.minutes for fact in all_facts(LABS) if fact.on_path)
-    assert path <= 45
+    assert [fact.number for fact in all_facts(LABS) if fact.on_path] == ["00", "02"]
 
 
 def test_words_are_explained_in_two_languages_and_every_link_leads_somewhere() -> None:
@@ -287,7 +429,7 @@ def test_a_students_copy_has_no_solution_and_no_output(
     with pytest.raises(SystemExit) as ended:
         app(["labs", "--student", str(tmp_path / "course")])
     assert not ended.value.code
-    assert "jupyter lab" in capsys.readouterr().out
+    assert "jupyterlab" in capsys.readouterr().out
     copies = sorted((tmp_path / "course").glob("*.ipynb"))
     assert [path.name for path in copies] == [path.name for path in NOTEBOOKS]
     for path, original in zip(copies, NOTEBOOKS, strict=True):
@@ -301,11 +443,15 @@ def test_a_students_copy_has_no_solution_and_no_output(
         assert "<summary>Hint" in text
         assert not [c for c in copy["cells"] if c.get("outputs") or c.get("execution_count")]
     assert (tmp_path / "course" / "GLOSSARY.md").exists()
+    readme = (tmp_path / "course" / "README.md").read_text("utf-8").lower()
+    for word in ("solution", "teacher", "folded"):
+        assert word not in readme
 
 
 def source_of_all(path: Path) -> str:
-    """All cells of a lab without its solutions."""
-    return "\n".join(source(cell) for cell in without_solutions(read(path))["cells"])
+    """All that stands in a lab outside of its folded solutions, which come last in their cells."""
+    texts = [source(cell) for cell in read(path)["cells"]]
+    return "\n".join(text.split("<details><summary>Solution")[0] for text in texts)
 
 
 def test_a_students_work_is_never_overwritten(tmp_path: Path) -> None:

@@ -232,6 +232,31 @@ def test_an_interrupted_plain_call_leaves_the_lab_usable(kernel: Kernel) -> None
     kernel.run("lab.assert_clean()")
 
 
+ENDLESS = """
+from dataclasses import replace
+from inms_lessons import EXERCISES, check
+EXERCISES['order'] = replace(EXERCISES['order'], seconds=0.5)
+
+def endless(name):
+    while True:
+        print('and on')
+"""
+
+
+@pytest.mark.parametrize("begins", ["", "await asyncio.sleep(0)\n"])
+def test_an_endless_answer_ends_and_the_kernel_goes_on(kernel: Kernel, begins: str) -> None:
+    """In a cell with an `await`, too, in which the kernel handles interrupts in another way."""
+    printed = kernel.run(f"{ENDLESS}{begins}check('order', endless, endless, 0)")
+    assert "stopped after 0.5 seconds" in printed
+    assert len(printed) < 6000
+    assert "more characters were printed" in printed
+    assert kernel.value("1 + 1") == 2
+    request = kernel.start("time.sleep(20)")
+    time.sleep(0.5)
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(request)[1] == "KeyboardInterrupt", "the stop button works as before"
+
+
 def test_running_a_cell_again_closes_the_lab_it_made_and_says_so(kernel: Kernel) -> None:
     cell = "lab = new_lab(); keep = globals().get('keep', []) + [lab]"
     assert kernel.run(cell) == ""

@@ -92,6 +92,27 @@ def test_what_cannot_be_left_out_or_opened() -> None:
         planted("lost")
 
 
+def test_a_prepared_log_cannot_be_spoilt() -> None:
+    log, events = planted("gap"), list(planted("gap").events)
+    for spoil in (log.events.clear, log.events.pop, log.events.reverse, log.decisions.clear):
+        with pytest.raises(BadInput, match="cannot be changed"):
+            spoil()
+    with pytest.raises(BadInput, match="cannot be changed"):
+        del log.events[3]
+    copy = log.copy()
+    copy.events.clear()
+    assert log.events == events
+
+
+def test_a_log_whose_beginning_is_gone_is_told_but_not_run_again() -> None:
+    cut = planted("mount").copy()
+    cut.forget(1000)
+    for number in range(1000, 1400):
+        assert told(cut, number) == told(planted("mount"), number)
+    with pytest.raises(BadInput, match="cut off"):
+        without(cut)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_event_can_be_told(name: str) -> None:
     log = planted(name)

@@ -2,7 +2,8 @@
 
 Each lab with its solutions in place is written to `labs/solutions/` and run too. Kept: counts and
 outputs. Left out: widget state and the views that need it (a page without a kernel then shows the
-picture that each view brings along), times, and the versions of this machine.
+picture that each view brings along), times, the versions of this machine, and what a cell with
+`reveal(` says: whoever opens a lab is to make a guess first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from nbformat import NotebookNode
 from inms_lessons.copies import solved, stubs_in
 
 LABS = Path(__file__).resolve().parents[1] / "labs"
+IGNORED = "# NBVAL_IGNORE_OUTPUT"
 VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -79,6 +81,9 @@ def clean(notebook: NotebookNode) -> None:
         cell.metadata.pop("execution", None)
         for output in cell.outputs:
             output.get("data", {}).pop(VIEW, None)
+        if "reveal(" in cell.source:
+            assert cell.source.startswith(IGNORED), f"begin it with {IGNORED}: {cell.source[:60]}"
+            cell.outputs = []
 
 
 if __name__ == "__main__":

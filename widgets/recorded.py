@@ -34,10 +34,10 @@ class Recording:
         return {"text/plain": f"a recorded run of {self.model}", "text/html": self._html()}
 
     def _html(self) -> str:
-        *before, (now, last) = self.moments
+        (begun, first), *later = self.moments  # open is only what tells no prediction's outcome
         steps = "".join(
             f"<details><summary>{number}. {escape(caption)}</summary>{image(shot)}</details>"
-            for number, (caption, shot) in enumerate(before, 1)
+            for number, (caption, shot) in enumerate(later, 2)
         )
         rows = "".join(
             f"<tr><td><b>{escape(name)}</b></td><td>{escape(text)}</td></tr>"
@@ -45,8 +45,8 @@ class Recording:
         )
         return (
             f"<p><b>A recorded run</b>, not a live one: {escape(self.model)}, "
-            f"{escape(self.setting)}. Open a line to see that moment.</p>{steps}"
-            f"<p>{len(self.moments)}. {escape(now)}</p>{image(last)}"
+            f"{escape(self.setting)}. Predict first, then open a line to see that moment.</p>"
+            f"<p>1. {escape(begun)}</p>{image(first)}{steps}"
             f"<table><tr><th>agent</th><th>wrote</th></tr>{rows}</table>"
         )
 

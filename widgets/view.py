@@ -99,18 +99,16 @@ class View(anywidget.AnyWidget):
 
         Also before the view is shown. Raises `BadInput` for a moment or decision that there is not.
         """
-        count = len(self.shown.decisions)
-        if decision is not None and not 0 <= decision < count:
-            raise BadInput(f"there is no decision {decision}: the log has {count}")
+        if decision is not None:
+            stop = self.shown.decision(decision).stop
+            index = stop if index is None else index
         if index is not None and not self.shown.first <= index <= len(self.shown):
             have = f"{self.shown.first} to {len(self.shown)}"
             raise BadInput(f"there is no moment {index}: the log has {have}")
-        if decision is not None and index is None:
-            index = self.shown.decisions[decision].stop
-        pool, number = block or ("", 0)
-        look = {"index": -1 if index is None else index, "decision": decision, "note": note}
-        count = self.look.get("number", 0) + 1
-        self.look = look | {"pool": pool, "block": number, "number": count}
+        pool, number = ("", 0) if block is None else _place(block)
+        where = {"index": -1 if index is None else index, "pool": pool, "block": number}
+        told = {"decision": decision, "note": str(note or "")}
+        self.look = where | told | {"number": self.look.get("number", 0) + 1}
 
     @property
     def num_failures(self) -> int:
@@ -185,6 +183,13 @@ class AgentsView(View):
 
     def __init__(self, source: Lab | Log | str | Path, **options: Any) -> None:
         super().__init__(source, parts=("agents",), **options)
+
+
+def _place(block: object) -> tuple[str, int]:
+    """A (pool, number)."""
+    if isinstance(block, tuple) and [type(part) for part in block] == [str, int]:
+        return block
+    raise BadInput(f'a block is named by its pool and number, as in ("private", 3), not {block!r}')
 
 
 def _log_of(source: Lab | Log | str | Path) -> tuple[Log, Lab | None, str]:

@@ -37,7 +37,7 @@ NO_BLOCK: dict[str, Any] = {  # what is known of a block where there is none
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What the checks of one decision look at. `decision`: its number in the log.
+    """What the checks of one decision look at. `decision`: its number, from the log's birth on.
 
     `found`: a block with the wanted tokens lies in some pool. If so, of that block (of the one that
     comes nearest, where there are several): `filled` of its `size` slots hold KV; `sealed`: it is
@@ -118,6 +118,11 @@ def cases_of(log: Log) -> list[Case]:
     return [one.case for one in one_of_each(known_cases(log))]
 
 
+def short(label: frozenset[str]) -> str:
+    """The names in a label, without `agent:` and `group:`: twelve columns are wide enough."""
+    return ", ".join(sorted(name.partition(":")[2] for name in label))
+
+
 def table_of(cases: Iterable[Case]) -> Any:
     """The cases as a table, one a column."""
     from pandas import DataFrame
@@ -126,7 +131,7 @@ def table_of(cases: Iterable[Case]) -> Any:
         if isinstance(value, bool):
             return "yes" if value else "no"
         if isinstance(value, frozenset):
-            return ", ".join(sorted(name.partition(":")[2] for name in value)) or "–"
+            return short(value) or "–"
         return "–" if value in (None, "") else str(value)
 
     of_block = NO_BLOCK.keys() - {"found"}

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from typing import Any
 from inms_lab.errors import BadInput
 
 FIRST = re.compile(r"# Exercise: ([a-z]+)")
-SOLUTION = re.compile(r"<details>\s*<summary>Solution.*?</details>\s*", re.DOTALL)
+SOLUTION = re.compile(r"<details[^>]*>\s*<summary>\W*solution.*?</details>\s*", re.DOTALL | re.I)
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 TITLE = re.compile(r"# Lab (\d\d) · (.+)")
 FACTS = re.compile(r"\*(\d+) minutes · (\w+)")
 QUESTION = re.compile(r"^> \*\*(.+?)\*\*$", re.MULTILINE)
+TEACHERS = re.compile(r"<!-- teachers -->.*?<!-- end -->\n*", re.DOTALL)  # not for students
 PATH_WORDS = "part of the 45-minute path"
 
 Notebook = dict[str, Any]
@@ -42,7 +44,7 @@ class LabFacts:
 
 def source(cell: Notebook) -> str:
     """A cell's text."""
-    return "".join(cell["source"])
+    return "".join(cell["source"]).replace("\r\n", "\n")
 
 
 def facts(path: Path) -> LabFacts:
@@ -111,6 +113,7 @@ def for_students(labs: Path, folder: Path) -> str:
     """Write every lab without solutions and outputs, and the pages beside them, into `folder`; says
     what to do with them. Raises `BadInput` where files are there: somebody may have worked in them.
     """
+    folder = folder.expanduser()
     paths = [*sorted(labs.glob("[0-9]*.ipynb")), *sorted(labs.glob("*.md"))]
     there = [path.name for path in paths if (folder / path.name).exists()]
     if there:
@@ -118,14 +121,16 @@ def for_students(labs: Path, folder: Path) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         if path.suffix == ".md":
-            shutil.copyfile(path, folder / path.name)
+            text = TEACHERS.sub("", path.read_text("utf-8"))
+            (folder / path.name).write_text(text.rstrip() + "\n", "utf-8")
             continue
         copy = without_solutions(_read(path))
         for cell in copy["cells"]:
             if cell["cell_type"] == "code":
                 cell |= {"execution_count": None, "outputs": []}
         _write(copy, folder / path.name)
-    return f"{len(paths)} files in {folder}; open them with: jupyter lab {folder}"
+    command = shlex.join([sys.executable, "-m", "jupyterlab", str(folder)])
+    return f"{len(paths)} files in {folder}; open them with:\n{command}"
 
 
 def _read(path: Path) -> Notebook:

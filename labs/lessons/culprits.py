@@ -18,12 +18,11 @@ from inms_lab.log import Log
 
 from .planted import planted
 from .told import said, told
-from .wrong import Wrong
+from .wrong import Wrong, shown
 
 WORD = "KESTREL-7319"
 RULE = "Rule of the team"
 HANDBOOK = "Handbook. Chapter 1."
-BREAK = "\n" + 12 * " "  # in what a check prints
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +61,17 @@ def culprits(answers: Any) -> Wrong | None:
 
 
 def _right(name: str, answer: Any) -> bool:
-    number = _number(answer)
+    number = _number(answer, planted(name))
     return number is not None and digest(name, number) == CASES[name].digest
 
 
-def _number(answer: Any) -> int | None:
-    """The answer as a whole number (of numpy too); None: it is none."""
+def _number(answer: Any, log: Log) -> int | None:
+    """The answer as a whole number (of numpy too); None: it is none, or no event's."""
     try:
-        return None if isinstance(answer, bool) else whole(answer)
+        number = -1 if isinstance(answer, bool) else whole(answer)
     except TypeError:
         return None
+    return number if 0 <= number < len(log) else None
 
 
 def _is_blank(answer: Any) -> bool:
@@ -79,9 +79,10 @@ def _is_blank(answer: Any) -> bool:
 
 
 def _wrong(name: str, answer: Any, where: str) -> Wrong:
-    case, log, number = CASES[name], planted(name), _number(answer)
-    if number is None or not 0 <= number < len(log):
-        came = "none yet" if _is_blank(answer) else f"{_short(answer)}, which is no event"
+    case, log = CASES[name], planted(name)
+    number = _number(answer, log)
+    if number is None:
+        came = "none yet" if _is_blank(answer) else f"{shown(answer)}, which is no event"
         expected = f"the number of {case.asked}: 0 to {len(log) - 1}"
         return Wrong(expected, came, where, case.way, log, len(log))
     before, after = case.there(log, number), case.there(log, number + 1)
@@ -97,16 +98,10 @@ def _measured(case: Case, log: Log, number: int, before: bool, after: bool) -> s
         return f"already before this event {case.yes}: it is a consequence at most. Look earlier"
     if not before and not after:
         return f"after this event {case.no}: what you look for shows later"
-    if after:
-        next_line = f"after it {case.yes}. So it is a consequence"
-        kind = case.kind.__name__
-        return f"before this event {case.no};{BREAK}{next_line}: which {kind} event led to it?"
-    return f"before this event {case.yes};{BREAK}after it no longer. Look earlier"
-
-
-def _short(answer: Any) -> str:
-    text = repr(answer)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    if before:
+        return f"before this event {case.yes}; after it no longer. Look earlier"
+    led = f"So it is a consequence: which {case.kind.__name__} event led to it?"
+    return f"before this event {case.no}; after it {case.yes}. {led}"
 
 
 # what is measured -------------------------------------------------------------------------------

@@ -107,12 +107,12 @@ def damage(log: Log) -> dict[str, tuple[int, Site]]:
     """Letter -> (moment, block) of what the log shows of `CONSEQUENCES`, the first time."""
     watch, out = Explainer(log), dict[str, tuple[int, Site]]()
     sealed: dict[Site, bytes] = {}
-    for index, event in enumerate(log.events):
+    for index, event in enumerate(log.events, log.first):
         watch.move(index)
         found = [(letter, site, index + 1) for letter, site in _mounted(watch, event)]
         watch.move(index + 1)
         if isinstance(event, Stepped):
-            found += _unwritten(watch, event, log.events[:index])
+            found += _unwritten(watch, event, log)
         if audit.faults(watch.books):
             found.append(("B", ("", 0), index + 1))
         for pool_id, pool in watch.books.pools.items():
@@ -145,9 +145,7 @@ def _before(seq: Sequence, position: int) -> bytes:
     return blake2b(seq.tokens()[:position], digest_size=DIGEST_BYTES).digest()
 
 
-def _unwritten(
-    watch: Explainer, event: Stepped, earlier: list[Event]
-) -> Iterator[tuple[str, Site, int]]:
+def _unwritten(watch: Explainer, event: Stepped, log: Log) -> Iterator[tuple[str, Site, int]]:
     """Blocks that a step has read beyond what was written of them, with the moment of the mount."""
     for seq_id, *_ in event.items:
         for part in watch.books.sequences[seq_id].segments:
@@ -155,7 +153,8 @@ def _unwritten(
                 site = (part.pool_id, block)
                 read = min(part.block_size, part.computed - index * part.block_size)
                 if len(watch.shadow.tokens.get(site, b"")) < read * part.tokens.itemsize:
-                    mounts = (n for n, e in enumerate(earlier, 1) if _mounts(e, seq_id, site))
+                    earlier = enumerate(log.until(watch.at), log.first + 1)
+                    mounts = (n for n, e in earlier if _mounts(e, seq_id, site))
                     yield "A", site, max(mounts)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from inms_lab.errors import BadInput
@@ -25,11 +28,21 @@ class Exercise:
     home: str
     seconds: float = 20.0
 
+    @property
+    def function(self) -> Callable[..., Wrong | None]:
+        """The check itself."""
+        module, _, function = self.home.partition(":")
+        found: Callable[..., Wrong | None] = getattr(_module(module), function)
+        return found
+
     def check(self, *answer: Any) -> Wrong | None:
         """The first thing that is wrong with an answer; None: nothing was found."""
-        module, _, function = self.home.partition(":")
-        found: Wrong | None = getattr(import_module(f".{module}", __package__), function)(*answer)
-        return found
+        return self.function(*answer)
+
+    def wanted(self) -> list[str]:
+        """The names of what is handed in; "..." for what may be left out."""
+        parts = signature(self.function).parameters.values()
+        return [part.name if part.default is part.empty else "..." for part in parts]
 
     @property
     def stub(self) -> str:
@@ -40,18 +53,22 @@ class Exercise:
 EXERCISES = {
     exercise.name: exercise
     for exercise in (
-        Exercise("order", "00", 5, "easy", "order:order"),
-        Exercise("figure", "01", 8, "easy", "figure:figure"),
+        Exercise("order", "00", 10, "easy", "order:order"),
+        Exercise("figure", "01", 10, "easy", "figure:figure"),
         Exercise("blocks", "02", 15, "medium", "mending:blocks"),
-        Exercise("decide", "03", 12, "medium", "deciding:decide"),
-        Exercise("dropped", "03", 8, "medium", "deciding:dropped"),
-        Exercise("culprits", "04", 20, "hard", "culprits:culprits"),
+        Exercise("decide", "03", 15, "medium", "deciding:decide"),
+        Exercise("dropped", "03", 10, "medium", "deciding:dropped"),
+        Exercise("culprits", "04", 35, "hard", "culprits:culprits"),
     )
 }
 
 
+def _module(name: str) -> ModuleType:
+    return import_module(f".{name}", __package__)
+
+
 def exercise(name: str) -> Exercise:
     """The exercise called `name`; raises `BadInput` if there is none."""
-    if name not in EXERCISES:
+    if not isinstance(name, str) or name not in EXERCISES:
         raise BadInput(f"there is no exercise {name!r}; there are: {', '.join(EXERCISES)}")
     return EXERCISES[name]

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite
-from numbers import Real
 from typing import Any
 
 from inms_lab import bill, usage
@@ -19,7 +18,7 @@ from inms_lab.lab import Lab
 from inms_lab.log import Log
 from inms_lab.model.forward import DryModel
 
-from .wrong import Wrong
+from .wrong import Wrong, shown
 
 KIB, GIB = 1024, 1024**3
 PER_TOKEN = bill.kv_bytes_per_token(num_layers=32, num_kv_heads=32, head_dim=128, dtype_bytes=2)
@@ -80,32 +79,32 @@ def figure(row: Any, gib: Any, log: Any = None) -> Wrong | None:
     found = FIGURES.get(int(number)) if number is not None and number == int(number) else None
     if found is None:
         rows = f"the number of a row, {min(FIGURES)} to {max(FIGURES)}"
-        return Wrong(rows, _shown(row), "row", "row = 3, for example: no text, no list")
-    index, shown = _moment(found, log)
+        return Wrong(rows, shown(row), "row", "row = 3, for example: no text, no list")
+    index, run = _moment(found, log)
     if found.follows:
         return Wrong(
             "a row whose inputs do not give its figure",
             f"row {found.row}: its inputs give {_size(found.gib())}, as is printed",
             f"row {found.row}",
-            f"{_seen(found, shown, index)}; try another row",
-            log=shown,
+            f"{_seen(found, run, index)}; try another row",
+            log=run,
             index=index,
         )
     value = _number(gib)
     if value is None:
         example = "gib = together(...) / GIB, for example"
-        return Wrong("a number of GiB", _shown(gib), f"row {found.row}, gib", example)
+        return Wrong("a number of GiB", shown(gib), f"row {found.row}, gib", example)
     if abs(value - found.gib()) <= ROUNDED:
         return None
-    came, hint = _mistake(found, value, shown)
+    came, hint = _mistake(found, value, run)
     return Wrong(
         f"what the inputs of row {found.row} give, in GiB",
         came,
         f"row {found.row}, gib",
         hint,
-        log=shown,
+        log=run,
         index=index,
-        block=_most_shared(shown, index),
+        block=_most_shared(run, index),
     )
 
 
@@ -222,21 +221,13 @@ def _seen(f: Figure, log: Log, index: int) -> str:
 
 def _number(value: Any) -> float | None:
     """A finite number, or None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if isinstance(value, (bool, str, bytes)) or not hasattr(value, "__float__"):
         return None
     try:
         number = float(value)
-    except OverflowError:
+    except (OverflowError, TypeError, ValueError):
         return None
     return number if isfinite(number) else None
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except Exception:  # a whole number with thousands of digits, for one
-        return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _size(gib: float) -> str:

@@ -1,51 +1,136 @@
-"""Code of a student's, for so many seconds and no longer."""
+"""Code of a student's, for so many seconds and no longer, and not all of what it prints."""
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import ctypes
+import io
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+AGAIN = 0.05  # seconds until code that went on regardless is interrupted once more
+MOST_PRINTED = 4000  # characters that are passed on
 
 
-class TookTooLong(Exception):
-    """The time was over before the code was."""
+class TookTooLong(BaseException):
+    """The time was over before the code was. The code's own `except Exception` does not hold it."""
+
+
+class Stopped(KeyboardInterrupt):
+    """The user pressed stop; any other KeyboardInterrupt is the code's own."""
 
 
 def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """`function(*args)`, interrupted after `seconds` as by the stop button: `TookTooLong`."""
-    lock, thread = threading.Lock(), threading.get_ident()
-    state = {"rung": False, "done": False}
+    """`function(*args)`, interrupted after `seconds`, again and again until it ends: `TookTooLong`.
 
-    def ring() -> None:
-        with lock:
-            if state["done"]:
-                return
-            state["rung"] = True
-            if thread != threading.main_thread().ident:
-                stop = ctypes.py_object(KeyboardInterrupt)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), stop)
-            elif hasattr(signal, "pthread_kill"):  # a true signal wakes what sleeps, too
-                signal.pthread_kill(thread, signal.SIGINT)
-            else:
-                _thread.interrupt_main()
-
-    timer = threading.Timer(seconds, ring)
-    timer.daemon = True
-    timer.start()
+    Only a long call into code that is not Python's own holds it up. `Stopped` when the user
+    interrupts it. Any thread may ask.
+    """
+    alarm = _Alarm(seconds)
     try:
-        try:
-            return function(*args)
-        finally:
-            with lock:
-                state["done"] = True
-    except KeyboardInterrupt:
-        if state["rung"]:
-            raise TookTooLong(f"stopped after {seconds:g} seconds") from None
-        raise
+        with alarm:
+            result = function(*args)
+    except TookTooLong:
+        raise TookTooLong(f"stopped after {seconds:g} seconds") from None
+    if alarm.late:  # it was told to stop, went on, and ended in its own way
+        raise TookTooLong(f"stopped after {seconds:g} seconds")
+    return result
+
+
+class _Alarm:
+    """Interrupts the thread that enters it when its time is over, until that leaves it. In the main
+    thread by a signal, which wakes what sleeps; the signal's owner gets it back."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.thread = seconds, threading.get_ident()
+        self.is_main = self.thread == threading.main_thread().ident
+        self.late, self.off = False, True  # off: whatever comes does nothing
+        self.left = threading.Event()
+        self.ringing = threading.Thread(target=self._ring, name="inms-limit", daemon=True)
+
+    def __enter__(self) -> None:
+        if self.is_main:
+            self.trace = sys.gettrace()
+            self.before = signal.signal(signal.SIGINT, self._told)
+        self.ringing.start()
+        self.off = False
+
+    def __exit__(self, *_: object) -> None:
+        self.off = True
+        self.left.set()
+        self.ringing.join()
+        if self.is_main:
+            sys.settrace(self.trace)
+            signal.signal(signal.SIGINT, self.before)
+        else:
+            self._throw(None)
+
+    def _ring(self) -> None:
+        wait = self.seconds
+        while not self.left.wait(wait):
+            self.late, wait = True, AGAIN
+            if not self.is_main:
+                self._throw(TookTooLong)
+            elif hasattr(signal, "pthread_kill"):
+                signal.pthread_kill(self.thread, signal.SIGINT)
+            else:
+                signal.raise_signal(signal.SIGINT)
+
+    def _throw(self, error: type[BaseException] | None) -> None:
+        if self.off and error is not None:
+            return
+        what = None if error is None else ctypes.py_object(error)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), what)
+
+    def _told(self, _: int, frame: FrameType | None) -> None:
+        """What the signal does."""
+        if self.off:
+            return
+        if not self.late:
+            raise Stopped
+        if frame is not None:  # and again on the line that comes next: it may be an `except: pass`
+            frame.f_trace = self._next_line
+            sys.settrace(self._next_line)
+        raise TookTooLong
+
+    def _next_line(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "line" and not self.off and frame.f_code.co_filename != __file__:
+            raise TookTooLong
+        return self._next_line
+
+
+class _Few(io.TextIOBase):
+    """Passes on the first few thousand characters."""
+
+    def __init__(self, out: Any) -> None:
+        self.out, self.left, self.dropped = out, MOST_PRINTED, 0
+
+    def write(self, text: str) -> int:
+        """See `io`."""
+        passed = text[: self.left]
+        self.left -= len(passed)
+        self.dropped += len(text) - len(passed)
+        if passed:
+            self.out.write(passed)
+        return len(text)
+
+    def flush(self) -> None:
+        """See `io`."""
+        self.out.flush()
+
+
+@contextlib.contextmanager
+def few_words() -> Iterator[None]:
+    """What is printed inside is cut off after `MOST_PRINTED` characters, and that is said."""
+    few = _Few(sys.stdout)
+    try:
+        with contextlib.redirect_stdout(few), contextlib.redirect_stderr(few):  # type: ignore[type-var]
+            yield
     finally:
-        timer.cancel()
+        if few.dropped:
+            print(f"\n... {few.dropped:,} more characters were printed")

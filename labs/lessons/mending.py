@@ -17,7 +17,7 @@ from inms_lab.lab import Lab
 from inms_lab.log import Log
 
 from .letters import letter_lab
-from .wrong import Wrong, in_a_line
+from .wrong import Wrong, in_a_line, shown
 
 WORDS = ("mint", "rose", "sage", "dill")
 NAMES = (
@@ -58,7 +58,7 @@ def blocks(pool: Any) -> Wrong | None:
     """The first of the operations after which a student's pool differs from the engine's."""
     moments, log = reference()
     if not isinstance(pool, type):
-        return Wrong("a class", f"{pool!r}", hint="hand in the class itself: Blocks")
+        return Wrong("a class", shown(pool), hint="hand in the class itself: Blocks")
     mine = pool(NUM_BLOCKS)
     for number, moment in enumerate(moments):
         verb, *arguments = moment.operation
@@ -85,15 +85,25 @@ def differs(mine: Any, moment: Moment) -> Difference | None:
         wanted, row = moment.texts.get(name, ()), list(mine.table.get(name, ()))
         came = tuple(_get(mine.text, block) for block in row)
         if came != wanted:
-            wrong = [
-                i for i, pair in enumerate(zip(came, wanted, strict=False)) if pair[0] != pair[1]
-            ]
-            place = (name, wrong[0]) if wrong else None
-            hint = f"its table has {len(came)} blocks, {len(wanted)} were written"
-            if wrong:
-                hint = f"{name} never asked for the text in its block {wrong[0]}"
-            return f"{name} reads {list(wanted)}", f"{list(came)}", place, hint
+            pairs = enumerate(zip(came, wanted, strict=False))
+            wrong = next((i for i, (has, its) in pairs if has != its), None)
+            if wrong is None:
+                hint = f"its table has {len(came)} blocks, {len(wanted)} were written"
+                place = _last_used(moment)
+            else:
+                hint = f"{name} never asked for {shown(came[wrong])}{_written(came[wrong])}"
+                place = (name, wrong)
+            return f"{name} reads {list(wanted)}", shown(list(came), 120), place, hint
     return _counts(mine, moment)
+
+
+def _written(text: Any) -> str:
+    """Where a text comes from that stands where it should not."""
+    for number, moment in enumerate(reference()[0]):
+        if moment.operation[0] == "write" and moment.operation[2] == text:
+            where = f"operation {number}, {moment.words()}"
+            return f": it was written in {where}. Under which key can its block be found since?"
+    return ""
 
 
 def _counts(mine: Any, moment: Moment) -> Difference | None:
@@ -110,11 +120,13 @@ def _counts(mine: Any, moment: Moment) -> Difference | None:
             return who, f"in those of {', '.join(same)}", place, hint
         if (count := _get(mine.refs, own)) != refs[block]:
             hint = "a refcount is the number of tables that hold the block"
-            return f"refcount {refs[block]} for {what}", f"{count}", place, hint
+            return f"refcount {refs[block]} for {what}", shown(count), place, hint
     free = NUM_BLOCKS - moment.num_held
     if len(mine.free) != free or set(mine.free) & set(held):
         hint = "a block is free when nobody holds it, and only then"
-        return f"{free} free blocks", f"{sorted(mine.free)}", _last_used(moment), hint
+        both = sorted(set(mine.free) & set(held))
+        came = f"{len(mine.free)}" + f", {both} of them are held" * bool(both)
+        return f"{free} free blocks", came, _last_used(moment), hint
     return None
 
 
@@ -138,13 +150,12 @@ def _last_used(moment: Moment) -> Place | None:
 @cache
 def reference() -> tuple[tuple[Moment, ...], Log]:
     """The operations as the engine does them, and its log."""
-    lab = letter_lab(mode="global")
     agents: dict[str, Agent] = {}
     moments = []
-    for operation in operations(random.Random(SEED)):
-        apply(lab, agents, operation)
-        moments.append(seen(lab, agents, operation))
-    lab.close()
+    with letter_lab(mode="global") as lab:
+        for operation in operations(random.Random(SEED)):
+            apply(lab, agents, operation)
+            moments.append(seen(lab, agents, operation))
     return tuple(moments), lab.log
 
 

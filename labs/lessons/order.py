@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import isawaitable
+from numbers import Integral
 from typing import Any
 
 from inms_lab.events import Allocated, Shared
 from inms_lab.log import Log
 
 from .letters import letter_lab
-from .wrong import Wrong
+from .wrong import Wrong, shown
 
 NAMES = ("architect", "backend", "frontend")
 BLOCK_SIZE = 16  # letters
@@ -44,22 +46,28 @@ class Run:
 
 def order(apart: Any, together: Any, hits: Any) -> Wrong | None:
     """The first thing that is wrong with two orders of the same texts, and a number of hits."""
+    runs = []
     for what, function in (("apart", apart), ("together", together)):
         if not callable(function):
-            return Wrong(f"a function {what}(name)", repr(function), what)
+            return Wrong(f"a function {what}(name)", shown(function), what)
+        texts: dict[str, list[str]] = {}
         for name in NAMES:
-            if wrong := _texts(f"{what}({name!r})", function(name), name):
+            given = function(name)
+            if wrong := _texts(f"{what}({name!r})", given, name):
                 return wrong
-    return _apart(run(apart)) or _together(run(together), hits)
+            texts[name] = list(given)
+        runs.append(texts)
+    return _apart(run(runs[0])) or _together(run(runs[1]), hits)
 
 
 def _texts(where: str, texts: Any, name: str) -> Wrong | None:
     wanted = {"RULES": RULES, "TOOLS": TOOLS, f"sentence({name!r})": sentence(name)}
     if not isinstance(texts, (list, tuple)):
-        return Wrong(f"a list of {len(wanted)} texts", repr(texts), where)
+        hint = "def, not async def" if isawaitable(texts) else ""
+        return Wrong(f"a list of {len(wanted)} texts", shown(texts), where, hint)
+    given = [text for text in texts if isinstance(text, str)]
     for what, text in wanted.items():
-        if list(texts).count(text) != 1:
-            count = list(texts).count(text)
+        if (count := given.count(text)) != 1:
             return Wrong(f"{what} once", f"{count} times", where, "only the order may change")
     if len(texts) != len(wanted):
         came = f"{len(texts)} texts"
@@ -88,17 +96,17 @@ def _together(run: Run, hits: Any) -> Wrong | None:
             return Wrong("more blocks shared", came, place, hint, run.log, index + 1, pin)
     assert run.found[-1]
     index, last = run.found[-1]
-    if isinstance(hits, bool) or not isinstance(hits, int):
+    if isinstance(hits, bool) or not isinstance(hits, Integral):
         said, hint = "a whole number of blocks", "a block is found whole or not at all"
     elif hits == len(last.blocks):
         return None
     else:
         said, hint = f"as many as {NAMES[-1]} shares by this event", _hint(hits)
     pin = (run.pool_id, last.blocks[-1])
-    return Wrong(said, repr(hits), "hits", hint, run.log, index + 1, pin)
+    return Wrong(said, shown(hits), "hits", hint, run.log, index + 1, pin)
 
 
-def _hint(hits: int) -> str:
+def _hint(hits: Integral) -> str:
     """What a wrong number of hits may come from."""
     if hits == 2 * MOST:
         return "that is what two agents find together"
@@ -109,17 +117,16 @@ def _hint(hits: int) -> str:
     return f"count the letters that all contexts begin with; a block has {BLOCK_SIZE}"
 
 
-def run(texts: Callable[[str], list[str]]) -> Run:
-    """Three agents, one after the other, each with its texts in its order."""
-    lab = letter_lab(BLOCK_SIZE, mode="global")
+def run(texts: Mapping[str, Sequence[str]]) -> Run:
+    """Agents, one after the other, each with its texts in its order."""
     found: list[tuple[int, Shared] | None] = []
     computed: list[tuple[int, Allocated]] = []
-    for name in NAMES:
-        begun, agent = len(lab.log), lab.agent(name)
-        agent.read("".join(texts(name))).result()
-        events = list(enumerate(lab.log.events[begun:], begun))
-        found.append(next(((i, e) for i, e in events if isinstance(e, Shared)), None))
-        computed.append(next((i, e) for i, e in events if isinstance(e, Allocated)))
-    (pool_id,) = lab.engine.ledger.pools
-    lab.close()
+    with letter_lab(BLOCK_SIZE, mode="global") as lab:
+        for name, parts in texts.items():
+            begun, agent = len(lab.log), lab.agent(name)
+            agent.read("".join(parts)).result()
+            events = list(enumerate(lab.log.events[begun:], begun))
+            found.append(next(((i, e) for i, e in events if isinstance(e, Shared)), None))
+            computed.append(next((i, e) for i, e in events if isinstance(e, Allocated)))
+        (pool_id,) = lab.engine.ledger.pools
     return Run(lab.log, tuple(found), tuple(computed), pool_id)

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from inms_lab.config import Config
 from inms_lab.engine import Engine
@@ -39,10 +39,22 @@ INPUTS = (PoolOpened, Registered, Released, Commanded)
 
 @cache
 def planted(name: str) -> Log:
-    """The prepared log called `name`; asked again, the same object."""
+    """The prepared log called `name`; asked again, the same object, whose events are fixed."""
     if name not in NAMES:
         raise BadInput(f"no prepared log is called {name!r}; there are: {', '.join(NAMES)}")
-    return Log.load(LOGS / f"{name}.inmslog")
+    log = Log.load(LOGS / f"{name}.inmslog")
+    log.events, log.decisions = Fixed(log.events), Fixed(log.decisions)
+    return log
+
+
+class Fixed(list):  # type: ignore[type-arg]
+    """A list that stays as it is; a slice of it is an ordinary one."""
+
+    def _no(self, *_: object, **__: object) -> NoReturn:
+        raise BadInput("a prepared log cannot be changed: take a copy of it, `log.copy()`")
+
+    append = clear = extend = insert = pop = remove = reverse = sort = _no
+    __delitem__ = __iadd__ = __imul__ = __setitem__ = _no
 
 
 class Scripted(Engine):
@@ -75,6 +87,8 @@ def without(log: Log, index: int | None = None) -> Log:
     attaching of a text that was not released. `None` leaves nothing out: the same log again. Edits
     in the middle of a context are not among the inputs that it knows.
     """
+    if log.first:
+        raise BadInput("the beginning of this log was cut off: what came first is not known")
     if index is not None and not (0 <= index < len(log) and isinstance(log.events[index], INPUTS)):
         raise BadInput("only an input can be left out: Registered, Released or Commanded")
     rerun = _Rerun(log)

@@ -38,13 +38,13 @@ def told(log: Log, number: int) -> str:
 
 
 def names_of(log: Log) -> dict[int, str]:
-    """Who each holder is; further sequences of the same agent (forks) are numbered."""
-    names: dict[int, str] = {}
-    for e in log.events:
-        if isinstance(e, Registered):
-            forks = sum(name.split("/")[0] == e.name for name in names.values())
-            names[e.seq_id] = f"{e.name}/{forks}" if e.parent_id >= 0 else e.name
-    return names
+    """Who each holder is, as the pictures say it: forks of an agent are numbered."""
+    books = log.beginning()[1]  # who was there before the oldest event that is left
+    known = (
+        [] if books is None else [(s.seq_id, s.name, s.parent_id) for s in books.sequences.values()]
+    )
+    known += [(e.seq_id, e.name, e.parent_id) for e in log.events if isinstance(e, Registered)]
+    return {n: f"{name} (fork {n})" if parent >= 0 else name for n, name, parent in known}
 
 
 def _what(log: Log, e: Event) -> str:
@@ -54,7 +54,7 @@ def _what(log: Log, e: Event) -> str:
         count = sum(item[1] for item in e.items)
         return f"step {e.step} computes {count} token{'s' * (count != 1)} of {_holders(log, e)}"
     if isinstance(e, Evicted):
-        return f"{_blocks(e.blocks)} of {e.pool_id} can no longer be found ({e.cause})"
+        return f"{_blocks(e)} can no longer be found ({e.cause})"
     who = names_of(log)[e.seq_id]
     if isinstance(e, Registered):
         off = f", without the check of the {' and '.join(e.off)}" if e.off else ""
@@ -83,14 +83,15 @@ def _done(e: Shared | Allocated | Copied | Freed | Published | Aborted) -> str:
         return f"copies block {e.src} of {e.src_pool} to block {e.dst} of {e.pool_id}"
     verbs = {Shared: "mounts", Allocated: "takes", Freed: "lets go of", Published: "publishes"}
     cause = getattr(e, "cause", "")
-    where = f"{verbs.get(type(e), 'gives back')} {_blocks(e.blocks)} of {e.pool_id}"
+    where = f"{verbs.get(type(e), 'gives back')} {_blocks(e)}"
     return f"{where} ({cause})" if cause else where
 
 
-def _blocks(blocks: tuple[int, ...]) -> str:
-    if len(blocks) == 1:
-        return f"block {blocks[0]}"
-    return f"{len(blocks)} blocks, {blocks[0]} first" if blocks else "no block"
+def _blocks(e: Shared | Allocated | Freed | Published | Aborted | Evicted) -> str:
+    if len(e.blocks) == 1:
+        return f"block {e.blocks[0]} of {e.pool_id}"
+    first = f" (the first is {e.blocks[0]})" if e.blocks else ""
+    return f"{len(e.blocks) or 'no'} blocks of {e.pool_id}{first}"
 
 
 def _holders(log: Log, e: Stepped) -> str:

@@ -132,8 +132,8 @@ export class Hub {
   setPin(pin) { this.pin = pin; this.change(); }
   point({ index, decision, pool, block, note, number }) { // to what the kernel speaks of; below 0: to now
     this.looked = number;
+    this.decision = decision;
     index < 0 ? this.setMode("follow") : this.seek(index);
-    this.selectDecision(decision);
     this.setPin(pool ? { pool, block } : null);
     this.emit("told", note);
   }
