@@ -20,10 +20,10 @@ from inms_lab.completion import Done, completed
 from inms_lab.errors import AgentClosed, EmptyText, PoolExhausted, SealedTier, UnknownGroup
 from inms_lab.events import Registered
 from inms_lab.fingerprint import Namespace
+from inms_lab.freeing import aborted
 from inms_lab.outcome import Deferred, NoRoom, Plan, Refused
 from inms_lab.plan import plan_extend
 from inms_lab.policy import PRIVATE, Policy
-from inms_lab.release import aborted
 from inms_lab.request import Request
 
 

@@ -18,11 +18,11 @@ from inms_lab.errors import (
     TokenOutOfRange,
 )
 from inms_lab.events import Commanded, Copied, Event, Registered, Shared
+from inms_lab.freeing import forgotten, freed
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan
 from inms_lab.policy import PRIVATE, Place, Policy
-from inms_lab.release import forgotten, freed
 from inms_lab.request import Request
 from inms_lab.sequence import Sequence
 

@@ -21,12 +21,12 @@ from inms_lab.desk import Desk
 from inms_lab.errors import AgentClosed, PoolExhausted, SealedTier
 from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
+from inms_lab.freeing import aborted, plan_preempt
 from inms_lab.ledger import ENDS
 from inms_lab.model.forward import Forward
 from inms_lab.outcome import Chunk, NoRoom, Outcome, Plan, Refused, StepReport
 from inms_lab.plan import plan_extend
 from inms_lab.policy import Policy
-from inms_lab.release import aborted, plan_preempt
 from inms_lab.request import Request
 from inms_lab.sample import sample
 from inms_lab.schedule import schedule

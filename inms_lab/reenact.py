@@ -24,12 +24,12 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
+from inms_lab.freeing import aborted, forgotten, freed, plan_preempt
 from inms_lab.ledger import ENDS, Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Chunk, NoRoom, Plan
 from inms_lab.plan import plan_extend
 from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Inms, Place, Policy, by_name
-from inms_lab.release import aborted, forgotten, freed, plan_preempt
 from inms_lab.sequence import Sequence
 
 TABLE = (Shared, Allocated, Copied)  # what a plan to extend does to a table

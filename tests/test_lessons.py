@@ -31,8 +31,8 @@ from inms_lessons.copies import (
     source,
     stubs_in,
 )
-from inms_lessons.letters import letter_lab
 from inms_lessons.limit import TookTooLong, limited
+from inms_lessons.small_labs import letter_lab
 from inms_lessons.wrong import shown
 from inms_widgets.dashboard import Dashboard
 from inms_widgets.view import View

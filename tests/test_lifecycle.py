@@ -10,6 +10,7 @@ from toy import Interrupt, Toy
 from inms_lab import lifecycle
 from inms_lab.errors import AgentClosed, IllegalMove, PlanInvalid
 from inms_lab.events import Commanded, Event
+from inms_lab.freeing import plan_preempt
 from inms_lab.lifecycle import (
     DECODING,
     ENDED,
@@ -25,7 +26,6 @@ from inms_lab.lifecycle import (
     check_move,
     state_of,
 )
-from inms_lab.release import plan_preempt
 
 STATES = (REGISTERED, PREFILLING, READY, DECODING, FINISHED, FAILED, EXPIRED, RECLAIMED)
 TEXT = [1, 2, 3, 4, 0, 1]

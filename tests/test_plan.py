@@ -27,10 +27,10 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
+from inms_lab.freeing import aborted, plan_preempt
 from inms_lab.outcome import Chunk, Decision, Deferred, NoRoom, Outcome, Plan, Refused, Stale
 from inms_lab.plan import plan_extend
 from inms_lab.policy import MODES, Inms
-from inms_lab.release import aborted, plan_preempt
 
 SYSTEM = [1, 2, 3, 4, 0, 1]  # one full block and a sealed one of two tokens
 HELLO = [4, 4, 3, 3, 2, 2, 1, 1, 0]  # two full blocks and a token

@@ -34,7 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "config", "sizes"},  # what every layer may speak of
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "ledger", "overlay", "rules"),
-        *("policy", "segment", "sequence", "outcome", "plan", "completion", "release", "audit"),
+        *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),
         *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif", "reenact"),
         *(
             "logfile",

@@ -24,11 +24,11 @@ from inms_lab.attention.tiles import merge, merge_state
 from inms_lab.errors import LedgerViolation, PlanInvalid, PoolExhausted
 from inms_lab.events import Allocated, Copied, Event, Evicted, Freed, Published, Shared
 from inms_lab.fingerprint import Namespace, digest, label_bytes
+from inms_lab.freeing import plan_preempt
 from inms_lab.label import group, private
 from inms_lab.outcome import NoRoom, Plan, Stale
 from inms_lab.plan import plan_extend
 from inms_lab.policy import MODES
-from inms_lab.release import plan_preempt
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = [1, 2, 3, 4, 0, 1, 2, 3]

@@ -24,7 +24,7 @@ from inms_lab.policy import MODES, Inms
 from inms_lab.sequence import READ_ONLY, Sequence
 from inms_lab.shadow import Site
 
-from .word_lab import word_lab
+from .small_labs import word_lab
 
 CONSEQUENCES = {
     "A": "slots are read before they were written",

@@ -16,7 +16,7 @@ from inms_lab.agent import Agent
 from inms_lab.lab import Lab
 from inms_lab.log import Log
 
-from .letters import letter_lab
+from .small_labs import letter_lab
 from .wrong import Wrong, in_a_line, shown
 
 WORDS = ("mint", "rose", "sage", "dill")

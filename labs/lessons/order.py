@@ -11,7 +11,7 @@ from typing import Any
 from inms_lab.events import Allocated, Shared
 from inms_lab.log import Log
 
-from .letters import letter_lab
+from .small_labs import letter_lab
 from .wrong import Wrong, shown
 
 NAMES = ("architect", "backend", "frontend")

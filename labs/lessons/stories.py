@@ -15,7 +15,7 @@ from inms_lab.lab import Lab
 from inms_lab.log import Log
 from inms_lab.request import Request
 
-from .word_lab import word_lab
+from .small_labs import word_lab
 
 TEXT = "one two three four five six seven eight nine ten"
 SHORT = "red green blue"

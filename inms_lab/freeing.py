@@ -1,4 +1,4 @@
-"""Plans that let blocks go: rollback, preemption, the end of a holder, an aborted step. Pure."""
+"""Plans that free blocks: rollback, preemption, the end of a holder, an aborted step. Pure."""
 
 from __future__ import annotations
 
