@@ -286,10 +286,12 @@ def test_a_file_that_was_cut_anywhere_is_noticed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_flipped_bit_is_noticed(tmp_path: Path, seed: int) -> None:
-    """But for the few bits that fill up the last byte of the stream: they mean nothing."""
+    """But for those that mean nothing: bits that fill up the last byte of the stream, or another
+    way to write the same bytes (a repetition taken from another place where the same stands)."""
     log = played(count=30)
     log.save(tmp_path / "a")
-    data = bytearray((tmp_path / "a").read_bytes())
+    whole = (tmp_path / "a").read_bytes()
+    data = bytearray(whole)
     at = random.Random(seed).randrange(10, len(data))
     data[at] ^= 1 << seed % 8
     (tmp_path / "b").write_bytes(data)
@@ -297,7 +299,7 @@ def test_a_flipped_bit_is_noticed(tmp_path: Path, seed: int) -> None:
         found = load(tmp_path / "b")
     except LogUnreadable:
         return
-    assert at == len(data) - 9, "noticed by nobody"
+    assert gzip.decompress(data) == gzip.decompress(whole), "noticed by nobody"
     assert (found.events, found.tokens) == (log.events, log.tokens)
 
 
