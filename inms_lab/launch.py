@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,7 @@ def open_lab(arguments: list[str]) -> int:
         # Threads that wait must not spin: the browser needs the cores too.
         environment = {"OMP_WAIT_POLICY": "passive", **os.environ, MARKER: str(marker)}
         server = subprocess.Popen(command, env=environment)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the server goes with us
         try:
             while server.poll() is None:
                 time.sleep(0.2)
@@ -60,6 +62,9 @@ def open_lab(arguments: list[str]) -> int:
             return server.wait()
         except KeyboardInterrupt:
             return server.wait()
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def first_picture() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -75,3 +78,21 @@ def test_claims_are_printed_as_json_too() -> None:
     out = CliRunner().invoke(cli.app, ["claims", "--json"])
     assert out.exit_code == 0
     assert len(json.loads(out.stdout)) >= 2
+
+
+@pytest.mark.model
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="there is no such signal here")
+def test_the_server_ends_with_the_command_that_started_it() -> None:
+    code = "from inms_lab.cli import main; main()"
+    arguments = ["lab", "--no-browser", "--port=0", "--ServerApp.ip=127.0.0.1"]
+    root = Path(__file__).resolve().parents[1]
+    shell = [sys.executable, "-c", code, *arguments, "--allow-root"]
+    command = subprocess.Popen(shell, cwd=root, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 60
+    while not (servers := psutil.Process(command.pid).children()):
+        assert time.monotonic() < end, "no server was started"
+        time.sleep(0.1)
+    command.terminate()
+    assert command.wait(30) == 143
+    assert not psutil.wait_procs(servers, 10)[1], "it is still running"
