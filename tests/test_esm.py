@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from test_ledger import Player
 
+from inms_lab.checks import CHECKS
 from inms_lab.errors import BadInput
 from inms_lab.explain import explain_all
 from inms_lab.policy import MODES
@@ -134,3 +135,10 @@ def test_every_sentence_of_an_explanation_is_in_the_table() -> None:
     assert len(said) > 40
     unknown = [text for text in said if not any(form.match(text) for form in forms)]
     assert not unknown, unknown[:10]
+
+
+def test_the_stepper_asks_the_engines_own_questions() -> None:
+    table = strings()
+    for check in CHECKS:
+        said = table[f"check_{check.key}"][0]
+        assert said.lower() == f"{check.key}: {check.question}".lower()
