@@ -170,12 +170,7 @@ class Explainer:
 def explain(log: Log, which: int | Decided) -> Explanation:
     """The explanation of a decision, given itself or by its number (its place in the log's
     decisions, from its birth on)."""
-    if isinstance(which, int):
-        found = log.decisions_since(which, 1)
-        if not found or found[0][0] != which:
-            raise BadInput(f"the log has no decision {which}")
-        which = found[0][1]
-    return Explainer(log).next(which)
+    return Explainer(log).next(log.decision(which) if isinstance(which, int) else which)
 
 
 def explain_all(log: Log, decisions: Iterable[Decided] | None = None) -> Iterator[Explanation]:

@@ -111,10 +111,10 @@ class Log:
 
     def decision(self, number: int) -> Decided:
         """The decision with this number; raises `BadInput` if it is not (or no longer) there."""
-        found = self.decisions_since(number, 1) if number >= self.first_decision else []
-        if not found:
+        found = self.decisions_since(number, 1) if isinstance(number, int) else []
+        if not found or found[0][0] != number:
             last = self.first_decision + len(self.decisions) - 1
-            have = f"{self.first_decision} to {last}" if self.decisions else "none"
+            have = f"the decisions {self.first_decision} to {last}" if self.decisions else "none"
             raise BadInput(f"there is no decision {number}: the log has {have}")
         return found[0][1]
 

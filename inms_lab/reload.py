@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Protocol
+
+from inms_lab.shell import shell
 
 
 class Closable(Protocol):
@@ -21,12 +22,12 @@ _MADE: dict[str, tuple[int, list[weakref.ref[Closable]]]] = {}  # cell -> (execu
 
 def register(made: Closable) -> int:
     """Remember which cell made this; gives the number of earlier ones of its kind it closed."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    if shell is None:
+    notebook = shell()
+    if notebook is None:
         return 0
-    parent = getattr(shell, "parent_header", None) or {}
-    cell = (parent.get("metadata") or {}).get("cellId") or shell.user_ns.get("_ih", [""])[-1]
-    count = shell.execution_count
+    parent = getattr(notebook, "parent_header", None) or {}
+    cell = (parent.get("metadata") or {}).get("cellId") or notebook.user_ns.get("_ih", [""])[-1]
+    count = notebook.execution_count
     before, earlier = _MADE.get(cell, (count, []))
     closed = 0
     if before != count:

@@ -76,7 +76,7 @@ class Shadow:
 
     def _wrote(self, seq: Sequence, start: int, stop: int) -> None:
         """The slots of positions `[start, stop)` hold KV; text behind a cut counts no longer."""
-        before = _Before(seq)
+        before = Before(seq)
         for segment in seq.segments:
             low = max(0, start - segment.first_position)
             high = min(segment.computed, len(segment.tokens), stop - segment.first_position)
@@ -119,7 +119,7 @@ class Shadow:
             del self.sites[tokens]
 
 
-class _Before:
+class Before:
     """Digests of what stands before rising positions of one text, hashed once."""
 
     def __init__(self, seq: Sequence) -> None:
@@ -233,7 +233,7 @@ def _position(r: _Reader, pool: Pool, site: Site) -> Answer:
     position += r.index * r.segment.block_size
     if facts.position < 0:
         return "same tokens, elsewhere or behind other text", False
-    if facts.before == _Before(r.seq)(position):
+    if facts.before == Before(r.seq)(position):
         return "the same text before it, in other segments or under other labels", False
     if facts.position == position:
         return "same tokens at the same position behind other text (a fragment)", False

@@ -260,11 +260,32 @@ def test_an_answer_that_takes_too_long_is_stopped(
 
 
 def test_the_stop_button_stops_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def begins() -> None:
+        begun.set()
+        forever()
+
+    def press() -> None:
+        begun.wait()
+        signal.raise_signal(signal.SIGINT)
+
     answering(lambda answer: answer(), monkeypatch)
-    press = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
-    press.start()
+    threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
-        examine("order", forever)
+        examine("order", begins)
+
+
+def test_interrupts_that_come_late_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent without a pause, many of them come when the code has ended already."""
+    monkeypatch.setattr("inms_lessons.limit.AGAIN", 0.0)
+    owner, count = signal.getsignal(signal.SIGINT), threading.active_count()
+    for _ in range(100):
+        with pytest.raises(TookTooLong):
+            limited(0.005, forever)
+        assert signal.getsignal(signal.SIGINT) is owner
+        assert sys.gettrace() is None or sys.gettrace().__module__ != "inms_lessons.limit"
+    assert threading.active_count() == count
 
 
 def test_the_time_limit_holds_in_other_threads_too() -> None:

@@ -31,7 +31,7 @@ LABS = sorted(p for p in ROOT.glob("labs/**/*.ipynb") if ".ipynb_checkpoints" no
 # Every module or subpackage of inms_lab stands in exactly one layer; a new file is placed here.
 # A name may stand here before its file exists.
 LAYERS: dict[str, set[str]] = {
-    "words": {"errors", "config", "sizes"},  # what every layer may speak of
+    "words": {"errors", "config", "sizes", "shell"},  # what every layer may speak of
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "ledger", "overlay", "rules"),
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),

@@ -25,30 +25,21 @@ class Answers:
         """The answer to a view's question, as plain data; `BadInput` for what is no question."""
         what = message.get("what")
         if what == "explain":
-            return self.explain(self.decision(message.get("number")), int(message["number"]))
+            decided = self.log.decision(message.get("number"))  # type: ignore[arg-type]
+            return self.explain(decided, int(message["number"]))
         if what == "source":
             return source_of(int(message.get("check", 0)))
         if what == "whatif":
             size = message.get("block_size")
             comparison = what_if(
                 self.log,
-                self.decision(message.get("number")),
+                self.log.decision(message.get("number")),  # type: ignore[arg-type]
                 mode=message.get("mode") or None,
                 block_size=int(size) if size else None,
                 tier=message.get("tier") or None,
             )
             return as_json(comparison)
         raise BadInput(f"nothing is known about {what!r}")
-
-    def decision(self, number: object) -> Decided:
-        """The decision with this number."""
-        found = self.log.decisions_since(number, 1) if isinstance(number, int) else []
-        if not found or found[0][0] != number:
-            last = self.log.first_decision + len(self.log.decisions) - 1
-            raise BadInput(
-                f"the log holds the decisions {self.log.first_decision} to {last}, not {number}"
-            )
-        return found[0][1]
 
     def explain(self, decided: Decided, number: int) -> dict[str, Any]:
         """A decision's explanation, with its number."""

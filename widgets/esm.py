@@ -66,10 +66,9 @@ def loader(parts: tuple[str, ...] = tuple(PARTS)) -> str:
 
 
 @cache
-def css(parts: tuple[str, ...] = tuple(PARTS)) -> str:
-    """The style sheets of these parts, joined."""
-    files = [PARTS[part][0] for part in PARTS if part in parts]
-    return "".join(_read(f"css/{name}.css") for name in ("base", *files))
+def css() -> str:
+    """The style sheets of all parts, joined: a page keeps one for all views."""
+    return "".join(_read(f"css/{name}.css") for name in ("base", *(f for f, _ in PARTS.values())))
 
 
 def _collect(name: str, names: list[str]) -> None:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from inms_lab.events import Allocated, Copied, Event
+from inms_lab.events import Allocated, Copied, Event, Registered
 from inms_lab.ledger import Ledger
 from inms_lab.pool import Pool
 from inms_lab.sequence import Sequence
@@ -122,7 +122,7 @@ def _holders(books: Ledger) -> dict[tuple[str, int], list[str]]:
     return out
 
 
-def names_of(sequences: Iterable[Sequence]) -> list[str]:
+def names_of(sequences: Iterable[Sequence | Registered]) -> list[str]:
     """Names of holders; forks of an agent, which have its name, are told apart."""
     return [f"{s.name} (fork {s.seq_id})" if s.parent_id >= 0 else s.name for s in sequences]
 

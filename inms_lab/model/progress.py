@@ -11,12 +11,13 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from inms_lab.shell import shell
+
 
 def say(text: str, *, enabled: bool = True) -> None:
     """Print one status line without breaking a bar that is being drawn."""
     if enabled:
-        shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-        stream = sys.stderr if shell is None else sys.stdout
+        stream = sys.stderr if shell() is None else sys.stdout
         tqdm.write(f"inms-lab: {text}", file=stream)
 
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from string import ascii_uppercase
 from typing import Any
 
 from inms_lab.checks import NO, may_write
 from inms_lab.explain import Explainer, Explanation, Part
-from inms_lab.fingerprint import DIGEST_BYTES
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import NoRoom
-from inms_lab.pieces import text_of
 from inms_lab.plan import plan_extend
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
-from inms_lab.shadow import Site, sift
+from inms_lab.shadow import Before, Site, sift
+from inms_widgets.snapshot import names_of
+
+from . import told
 
 WRITING = "it is being written"  # as the shadow index says it
 NO_BLOCK: dict[str, Any] = {  # what is known of a block where there is none
@@ -164,12 +164,11 @@ def _known(at: Explainer, said: Explanation, part: Part, number: int, taken: int
             return None
     needed, free = _room(at.books, said, part, taken)
     tokens = segment.tokens[index * segment.block_size : (index + 1) * segment.block_size]
-    piece = at.log.piece or (lambda token: b"%d " % token)
     case = Case(
         **facts,
         name="",
-        reader=said.name + f" (fork {seq.seq_id})" * (seq.parent_id >= 0),
-        wants=text_of([piece(token) for token in tokens]).strip(),
+        reader=names_of([seq])[0],
+        wants=told.said(at.log, tokens),
         size=segment.block_size,
         clearance=seq.clearance,
         tier=segment.tier,
@@ -189,7 +188,6 @@ def _block_facts(
     filled = len(at.shadow.tokens.get(site, b"")) // segment.tokens.itemsize
     pending = pool.promised.get(site[1]) == segment.key(index) != b""
     position = segment.first_position + index * segment.block_size
-    before = blake2b(seq.tokens()[:position], digest_size=DIGEST_BYTES).digest()
     return {
         "filled": filled,
         "sealed": site[1] in pool.keys and filled < pool.block_size,
@@ -198,7 +196,7 @@ def _block_facts(
         "label": frozenset(pool.labels[site[1]]),
         "block_tier": pool.spec.tier,
         "block_at": position if its is None else its.position,
-        "same_before": pending or (its is not None and its.before == before),
+        "same_before": pending or (its is not None and its.before == Before(seq)(position)),
     }
 
 

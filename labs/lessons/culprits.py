@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
-from operator import index as whole
 from typing import Any
 
 from inms_lab.events import Allocated, Commanded, Published, Released, Shared
@@ -18,7 +17,7 @@ from inms_lab.log import Log
 
 from .planted import planted
 from .told import said, told
-from .wrong import Wrong, shown
+from .wrong import Wrong, shown, whole
 
 WORD = "KESTREL-7319"
 RULE = "Rule of the team"
@@ -66,12 +65,9 @@ def _right(name: str, answer: Any) -> bool:
 
 
 def _number(answer: Any, log: Log) -> int | None:
-    """The answer as a whole number (of numpy too); None: it is none, or no event's."""
-    try:
-        number = -1 if isinstance(answer, bool) else whole(answer)
-    except TypeError:
-        return None
-    return number if 0 <= number < len(log) else None
+    """The number of an event; None: it is none."""
+    number = whole(answer)
+    return number if number is not None and 0 <= number < len(log) else None
 
 
 def _is_blank(answer: Any) -> bool:

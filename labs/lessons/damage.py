@@ -10,19 +10,18 @@ import io
 from array import array
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from hashlib import blake2b
 
 from inms_lab import audit, segment
 from inms_lab.agent import Agent
 from inms_lab.events import Event, Shared, Stepped
 from inms_lab.explain import Explainer
-from inms_lab.fingerprint import DIGEST_BYTES, Namespace, block_key, digest
+from inms_lab.fingerprint import Namespace, block_key, digest
 from inms_lab.lab import Lab
 from inms_lab.label import may_hold
 from inms_lab.log import Log
 from inms_lab.policy import MODES, Inms
-from inms_lab.sequence import READ_ONLY, Sequence
-from inms_lab.shadow import Site
+from inms_lab.sequence import READ_ONLY
+from inms_lab.shadow import Before, Site
 
 from .small_labs import word_lab
 
@@ -137,12 +136,8 @@ def _mounted(watch: Explainer, event: Event) -> Iterator[tuple[str, Site]]:
         if block in pool.tokens and pool.tokens[block] != part.block_tokens(index):
             yield "F", site
         facts, at = watch.shadow.facts.get(site), part.first_position + index * part.block_size
-        if facts is not None and facts.before != _before(seq, at):
+        if facts is not None and facts.before != Before(seq)(at):
             yield "D", site
-
-
-def _before(seq: Sequence, position: int) -> bytes:
-    return blake2b(seq.tokens()[:position], digest_size=DIGEST_BYTES).digest()
 
 
 def _unwritten(watch: Explainer, event: Stepped, log: Log) -> Iterator[tuple[str, Site, int]]:

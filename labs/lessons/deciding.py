@@ -7,7 +7,6 @@ from what is found in the logs of labs that are damaged on purpose.
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import index as whole
 from typing import Any
 
 from inms_lab.log import Log
@@ -17,7 +16,7 @@ from inms_lab.shadow import Site
 from .cases import Known, known_cases, one_of_each, short
 from .damage import CONSEQUENCES, damage, damaged_log
 from .stories import stories
-from .wrong import Wrong, in_a_line, shown
+from .wrong import Wrong, in_a_line, shown, whole
 
 OUTCOMES = ("shared", "computed", "deferred", "refused", "no room")
 LOOK = ("bar", "map", "decision")
@@ -72,7 +71,7 @@ def _read(answer: object) -> tuple[str, str]:
     """An answer in words, and what is the matter with its form."""
     if not (isinstance(answer, (tuple, list)) and len(answer) == 2):
         return shown(answer), f"return {PAIR}"
-    outcome, number = answer[0], _number(answer[1])
+    outcome, number = answer[0], whole(answer[1])
     if not isinstance(outcome, str) or number is None:
         return shown(answer), f"return {PAIR}"
     outcome = str.__str__(outcome)  # its value, also of a text of numpy's or of an enum
@@ -84,14 +83,6 @@ def _read(answer: object) -> tuple[str, str]:
     if outcome not in OUTCOMES:
         return shown(outcome), f"the outcomes are: {', '.join(OUTCOMES)}"
     return f"{(outcome, number)}", ""
-
-
-def _number(value: Any) -> int | None:
-    """A whole number, also of numpy's; None: it is none."""
-    try:
-        return None if isinstance(value, bool) else whole(value)
-    except TypeError:
-        return None
 
 
 def _facts(one: Known) -> str:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from inms_lab.errors import BadInput
@@ -32,7 +31,9 @@ class Exercise:
     def function(self) -> Callable[..., Wrong | None]:
         """The check itself."""
         module, _, function = self.home.partition(":")
-        found: Callable[..., Wrong | None] = getattr(_module(module), function)
+        found: Callable[..., Wrong | None] = getattr(
+            import_module(f".{module}", __package__), function
+        )
         return found
 
     def check(self, *answer: Any) -> Wrong | None:
@@ -61,10 +62,6 @@ EXERCISES = {
         Exercise("culprits", "04", 35, "hard", "culprits:culprits"),
     )
 }
-
-
-def _module(name: str) -> ModuleType:
-    return import_module(f".{name}", __package__)
 
 
 def exercise(name: str) -> Exercise:

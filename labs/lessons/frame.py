@@ -7,9 +7,9 @@ that it is given if that shows the same log, else one of its own, below its word
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
+from inms_lab.shell import shell
 from inms_widgets.dashboard import Dashboard
 from inms_widgets.view import View
 
@@ -71,7 +71,7 @@ def check(name: str, *answer: Any, view: View | Dashboard | None = None) -> None
     print("\n".join(lines))
     if given is not None:
         given.point(wrong.index, block=wrong.block, decision=wrong.decision, note=wrong.note())
-    if name in _opened and _in_notebook():
+    if name in _opened and shell() is not None:
         from IPython.display import display
 
         display(given)
@@ -83,10 +83,9 @@ def reset(name: str, view: View | Dashboard | None = None) -> None:
     _close(name)
     if given is not None and not given.closed:
         given.point()
-    if _in_notebook():
-        from IPython import get_ipython
-
-        get_ipython().set_next_input(found.stub.rstrip())
+    notebook = shell()
+    if notebook is not None:
+        notebook.set_next_input(found.stub.rstrip())
         print(
             f"{name}: the new cell below is the exercise as it was. Run it, then its check above;"
         )
@@ -115,7 +114,3 @@ def _equal(guess: object, actual: object) -> bool:
 
 def _plain(value: object) -> str:
     return one_line(value) if isinstance(value, str) else shown(value, 200)
-
-
-def _in_notebook() -> bool:
-    return getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)() is not None

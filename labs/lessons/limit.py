@@ -34,7 +34,7 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
     alarm = _Alarm(seconds)
     try:
         with alarm:
-            result = function(*args)
+            result = alarm.run(function, *args)
     except TookTooLong:
         raise TookTooLong(f"stopped after {seconds:g} seconds") from None
     if alarm.late:  # it was told to stop, went on, and ended in its own way
@@ -43,13 +43,16 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
 
 class _Alarm:
-    """Interrupts the thread that enters it when its time is over, until that leaves it. In the main
-    thread by a signal, which wakes what sleeps; the signal's owner gets it back."""
+    """Interrupts what runs in it when its time is over, until that has ended. In the main thread by
+    a signal, which wakes what sleeps; the signal's owner gets it back.
+
+    An interrupt does something only while `run` is on the stack: one that comes when the code has
+    ended already, on a busy machine for one, must not break off the tidying up.
+    """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.thread = seconds, threading.get_ident()
+        self.seconds, self.thread, self.late = seconds, threading.get_ident(), False
         self.is_main = self.thread == threading.main_thread().ident
-        self.late, self.off = False, True  # off: whatever comes does nothing
         self.left = threading.Event()
         self.ringing = threading.Thread(target=self._ring, name="inms-limit", daemon=True)
 
@@ -58,10 +61,12 @@ class _Alarm:
             self.trace = sys.gettrace()
             self.before = signal.signal(signal.SIGINT, self._told)
         self.ringing.start()
-        self.off = False
+
+    def run(self, function: Callable[..., T], *args: Any) -> T:
+        """`function(*args)`"""
+        return function(*args)
 
     def __exit__(self, *_: object) -> None:
-        self.off = True
         self.left.set()
         self.ringing.join()
         if self.is_main:
@@ -70,36 +75,40 @@ class _Alarm:
         else:
             self._throw(None)
 
+    def _is_running(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if frame.f_code is _Alarm.run.__code__ and frame.f_locals["self"] is self:
+                return True
+            frame = frame.f_back
+        return False
+
     def _ring(self) -> None:
         wait = self.seconds
         while not self.left.wait(wait):
             self.late, wait = True, AGAIN
             if not self.is_main:
-                self._throw(TookTooLong)
+                if self._is_running(sys._current_frames().get(self.thread)):
+                    self._throw(ctypes.py_object(TookTooLong))
             elif hasattr(signal, "pthread_kill"):
                 signal.pthread_kill(self.thread, signal.SIGINT)
             else:
                 signal.raise_signal(signal.SIGINT)
 
-    def _throw(self, error: type[BaseException] | None) -> None:
-        if self.off and error is not None:
-            return
-        what = None if error is None else ctypes.py_object(error)
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), what)
+    def _throw(self, error: Any) -> None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.thread), error)
 
     def _told(self, _: int, frame: FrameType | None) -> None:
         """What the signal does."""
-        if self.off:
+        if frame is None or not self._is_running(frame):
             return
         if not self.late:
             raise Stopped
-        if frame is not None:  # and again on the line that comes next: it may be an `except: pass`
-            frame.f_trace = self._next_line
-            sys.settrace(self._next_line)
+        frame.f_trace = self._next_line  # and again on the next line: it may be an `except: pass`
+        sys.settrace(self._next_line)
         raise TookTooLong
 
     def _next_line(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "line" and not self.off and frame.f_code.co_filename != __file__:
+        if event == "line" and self._is_running(frame):
             raise TookTooLong
         return self._next_line
 

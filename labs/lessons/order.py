@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import isawaitable
-from numbers import Integral
 from typing import Any
 
 from inms_lab.events import Allocated, Shared
 from inms_lab.log import Log
 
 from .small_labs import letter_lab
-from .wrong import Wrong, shown
+from .wrong import Wrong, shown, whole
 
 NAMES = ("architect", "backend", "frontend")
 BLOCK_SIZE = 16  # letters
@@ -96,17 +95,18 @@ def _together(run: Run, hits: Any) -> Wrong | None:
             return Wrong("more blocks shared", came, place, hint, run.log, index + 1, pin)
     assert run.found[-1]
     index, last = run.found[-1]
-    if isinstance(hits, bool) or not isinstance(hits, Integral):
+    number = whole(hits)
+    if number is None:
         said, hint = "a whole number of blocks", "a block is found whole or not at all"
-    elif hits == len(last.blocks):
+    elif number == len(last.blocks):
         return None
     else:
-        said, hint = f"as many as {NAMES[-1]} shares by this event", _hint(hits)
+        said, hint = f"as many as {NAMES[-1]} shares by this event", _hint(number)
     pin = (run.pool_id, last.blocks[-1])
     return Wrong(said, shown(hits), "hits", hint, run.log, index + 1, pin)
 
 
-def _hint(hits: Integral) -> str:
+def _hint(hits: int) -> str:
     """What a wrong number of hits may come from."""
     if hits == 2 * MOST:
         return "that is what two agents find together"

@@ -21,6 +21,8 @@ from inms_lab.events import (
 )
 from inms_lab.log import Log
 from inms_lab.pieces import text_of
+from inms_lab.sequence import Sequence
+from inms_widgets import snapshot
 
 MOST = 60  # characters of a text that are told
 
@@ -40,11 +42,10 @@ def told(log: Log, number: int) -> str:
 def names_of(log: Log) -> dict[int, str]:
     """Who each holder is, as the pictures say it: forks of an agent are numbered."""
     books = log.beginning()[1]  # who was there before the oldest event that is left
-    known = (
-        [] if books is None else [(s.seq_id, s.name, s.parent_id) for s in books.sequences.values()]
-    )
-    known += [(e.seq_id, e.name, e.parent_id) for e in log.events if isinstance(e, Registered)]
-    return {n: f"{name} (fork {n})" if parent >= 0 else name for n, name, parent in known}
+    holders: list[Sequence | Registered] = []
+    holders += [] if books is None else books.sequences.values()
+    holders += [event for event in log.events if isinstance(event, Registered)]
+    return dict(zip((who.seq_id for who in holders), snapshot.names_of(holders), strict=True))
 
 
 def _what(log: Log, e: Event) -> str:

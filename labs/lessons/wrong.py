@@ -3,11 +3,13 @@ student hands in is put into words: on one line, not too long, whatever it does 
 
 from __future__ import annotations
 
+import operator
 import sysconfig
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
+from typing import Any
 
 import inms_lab
 import inms_widgets
@@ -80,6 +82,14 @@ def shown(value: object, most: int = 60) -> str:
         return one_line(repr(value), most)
     except BaseException:
         return f"a value of type {type(value).__name__} that cannot be shown"
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, also one of numpy's; None: it is none. (True and False are not meant so.)"""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
 
 
 def in_a_line(error: BaseException) -> str:
