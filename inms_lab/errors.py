@@ -110,6 +110,22 @@ class ModelRefused(InmsError):
     """A model that the admission experiments turned down; the message names the reason."""
 
 
+class UnsafeShift(InmsError):
+    """KV was to be used at another position, which this model's positions do not allow."""
+
+
+class NotCalibrated(InmsError):
+    """A gate was asked about a model whose interference nobody has measured."""
+
+
+class RecordSuperseded(BadInput):
+    """A record that was replaced; the message names the one that holds now."""
+
+
+class ParcelRefused(BadInput):
+    """Exported KV that may not enter: another model, tenant or label, or a damaged file."""
+
+
 class CacheNotWritable(InmsError, PermissionError):
     """The folder for converted models cannot be written."""
 

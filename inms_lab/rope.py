@@ -17,6 +17,7 @@ turn. Source: RoFormer (Su et al. 2021), section 3.2. Not here: which layout a m
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -43,10 +44,13 @@ class Rotation:
 
     def turn(self, x: torch.Tensor, shift: int | torch.Tensor) -> torch.Tensor:
         """Turn x [..., D] by `shift` positions (one, or [...] of them); float32 [..., D]."""
+        shifts = torch.as_tensor(shift, device=x.device).double()
+        angle = shifts.unsqueeze(-1) * self.inv_freq.to(x.device).double()
+        return self.apply(x, angle.cos().float(), angle.sin().float())
+
+    def apply(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """Turn x [..., D] by angles whose cos and sin [..., n/2] are given; float32 [..., D]."""
         x, n = x.float(), self.num_rotated
-        shifts = torch.as_tensor(shift, device=x.device).float()
-        angle = shifts.unsqueeze(-1) * self.inv_freq.to(x.device, torch.float32)
-        cos, sin = angle.cos(), angle.sin()
         if self.interleaved:
             a, b = x[..., 0:n:2], x[..., 1:n:2]
         else:
@@ -55,3 +59,13 @@ class Rotation:
         if self.interleaved:
             return torch.cat((torch.stack(turned, dim=-1).flatten(-2), x[..., n:]), dim=-1)
         return torch.cat((*turned, x[..., n:]), dim=-1)
+
+
+@lru_cache(maxsize=4096)
+def factors(rotation: Rotation, shift: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [n/2] of a turn by `shift`, float32 of angles in float64; kept for the next step.
+
+    One shift is always computed by itself: a row's bits do not depend on which others there are.
+    """
+    angle = shift * rotation.inv_freq.double()
+    return angle.cos().float(), angle.sin().float()

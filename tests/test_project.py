@@ -35,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "ledger", "overlay", "rules"),
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),
-        *("schedule", "lifecycle", "checks", "shadow", "explain", "whatif", "reenact"),
+        *("schedule", "lifecycle", "gate", "checks", "shadow", "explain", "whatif", "reenact"),
         *(
             "logfile",
             "logcode",

@@ -2,6 +2,8 @@
 
 Query heads that share a KV head are folded into the rows: row r and group g make folded row r*G+g.
 Which rows read which tiles is planned once per step (reads.py); every layer follows that plan.
+Keys stay rotated as they were written: for tiles of another place the queries are turned to meet
+them, once per layer and shift, however many tiles are read at it.
 """
 
 from __future__ import annotations
@@ -11,14 +13,38 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Event
 
+import numpy as np
 import torch
 
-from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef
+from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef, Turns
 from inms_lab.attention.tiles import merge, read_tiles
-from inms_lab.errors import StepInterrupted
+from inms_lab.errors import StepInterrupted, UnsafeShift
+from inms_lab.rope import Rotation, factors
 from inms_lab.store import KVStore
 
 __all__ = ["Batch", "Span", "TileRef", "build"]
+
+
+@dataclass(slots=True)
+class Turned:
+    """Further query rows: `rows` [M] of the batch, each turned by minus the shift `which` [M]."""
+
+    rows: torch.Tensor
+    which: torch.Tensor
+    shifts: tuple[int, ...]
+    rotations: Sequence[Rotation | None]  # by layer; None: the layer has no positions
+    known: dict[Rotation, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """The further rows [M, H, D] of q [T, H, D], turned in float32."""
+        rotation, rows = self.rotations[layer], q[self.rows]
+        if rotation is None:
+            return rows
+        if rotation not in self.known:
+            both = zip(*(factors(rotation, -shift) for shift in self.shifts), strict=True)
+            cos, sin = (torch.stack(x).to(q.device)[self.which].unsqueeze(1) for x in both)
+            self.known[rotation] = cos, sin
+        return rotation.apply(rows, *self.known[rotation]).to(q.dtype)
 
 
 @dataclass(slots=True)
@@ -35,6 +61,7 @@ class Batch:
     reads: list[Read]
     where: torch.Tensor  # [M, N] into the results of all reads, last entry: absent
     numbers: tuple[int, ...]  # [M] logical tile numbers
+    turned: Turned | None = None  # queries of tiles at another position; None: there are none
     calls: list[int] = field(default_factory=list)  # layers that asked, for the admission
     cancel: Event | None = None  # set from another thread: stop before the next layer
 
@@ -50,7 +77,10 @@ class Batch:
             self.store.write(pool_id, layer, slots, keys, values)
         num_rows, heads, dim = self.num_rows, q.shape[1], q.shape[2]
         kv_heads = k.shape[1]
-        folded = q[:num_rows].view(num_rows, kv_heads, heads // kv_heads, dim)
+        rows = q[:num_rows]
+        if self.turned is not None:
+            rows = torch.cat((rows, self.turned.queries(layer, q)))
+        folded = rows.reshape(len(rows), kv_heads, heads // kv_heads, dim)
         folded = folded.transpose(0, 1).reshape(kv_heads, -1, dim)
         outs, lses = [], []
         for read in self.reads:
@@ -79,9 +109,15 @@ class Batch:
 
 
 def build(
-    spans: Sequence[Span], store: KVStore, tile: int, num_heads: int, row_multiple: int
+    spans: Sequence[Span],
+    store: KVStore,
+    tile: int,
+    num_heads: int,
+    row_multiple: int,
+    rotations: Sequence[Rotation | None] = (),
 ) -> Batch:
-    """Pack `spans` into one batch and plan its reads."""
+    """Pack `spans` into one batch and plan its reads. `rotations`: each layer's, for shifted tiles;
+    without them a shift raises `UnsafeShift`."""
     device, kv_heads = store.device, store.shape[2]
     tokens = [token for span in spans for token in span.tokens]
     positions = [position for span in spans for position in span.positions]
@@ -98,6 +134,7 @@ def build(
     for span, end in zip(spans, ends, strict=True):
         planner.add(span, end - len(span.tokens))
     reads, where, numbers = planner.finish(len(tokens))
+    turned = _turned(planner.turns, rotations, device)
     return Batch(
         store=store,
         tile=tile,
@@ -109,7 +146,19 @@ def build(
         reads=reads,
         where=where,
         numbers=numbers,
+        turned=turned,
     )
+
+
+def _turned(
+    turns: Turns, rotations: Sequence[Rotation | None], device: torch.device
+) -> Turned | None:
+    if not turns.shifts:
+        return None
+    if not rotations:
+        raise UnsafeShift("this model's keys cannot be used at another position: see its report()")
+    rows, which = (torch.from_numpy(np.concatenate(x)) for x in (turns.source, turns.which))
+    return Turned(rows.to(device), which.to(device), tuple(turns.shifts), rotations)
 
 
 def _slots(span: Span) -> Sequence[tuple[str, int] | None]:

@@ -25,11 +25,12 @@ MANY_ROWS = 128  # folded rows from which on subtrees are joined before gatherin
 
 
 class Rows(NamedTuple):
-    """Rows `[start, stop)` for which a tile has the logical number `number`."""
+    """Rows `[start, stop)` for which a tile has the logical number `number`, at this shift."""
 
     start: int
     stop: int
     number: int
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class TileRef:
     """A tile: where its slots lie, its first token's index in the context, its number of tokens.
 
     A tile that is larger than a block is made of stretches of `step` tokens, the first at `slot`,
-    the others at `more` (fewer than a whole tile's, if it is a segment's last).
+    the others at `more` (fewer than a whole tile's, if it is a segment's last). `shift`: where the
+    reader has the tokens, minus where their keys were rotated for.
     """
 
     pool_id: str
@@ -46,6 +48,7 @@ class TileRef:
     length: int
     more: tuple[int, ...] = ()
     step: int = 0  # 0: the whole tile is one stretch
+    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +85,38 @@ class Read:
     nodes: tuple[tuple[int, int], ...]
 
 
+class Turns:
+    """Query rows that meet keys of another place: each (row, shift) is a further row behind the
+    batch's own, turned by -shift. Rows of several sequences may read one tile at several shifts."""
+
+    def __init__(self) -> None:
+        self.shifts: list[int] = []  # the distinct ones
+        self.source: list[np.ndarray] = []  # rows that are turned, piece by piece
+        self.which: list[np.ndarray] = []  # the number of the shift of each
+
+    def begin(self, num_rows: int) -> None:
+        """The batch has this many rows of its own."""
+        self.num_rows = self.size = num_rows
+        self._at: dict[int, np.ndarray] = {}
+
+    def rows(self, r: Rows) -> np.ndarray:
+        """The numbers of the rows `r` as they read a tile at its shift."""
+        rows = np.arange(r.start, r.stop)
+        if not r.shift:
+            return rows
+        if r.shift not in self._at:
+            self._at[r.shift] = np.full(self.num_rows, -1)
+            self.shifts.append(r.shift)
+        at = self._at[r.shift]
+        new = rows[at[rows] < 0]
+        if len(new):
+            at[new] = np.arange(self.size, self.size + len(new))
+            self.size += len(new)
+            self.source.append(new)
+            self.which.append(np.full(len(new), self.shifts.index(r.shift)))
+        return at[rows]
+
+
 class ReadPlanner:
     """Collects what each row reads, groups it into calls, and says where each result will lie."""
 
@@ -93,13 +128,14 @@ class ReadPlanner:
         self.uniform: dict[Key, list[Rows]] = {}
         self.causal: list[tuple[TileRef, Rows, int]] = []
         self.depth = 0
+        self.turns = Turns()
 
     def add(self, span: Span, row: int) -> None:
         """A span whose first token is row `row`."""
         stop = span.start + len(span.tokens)
         for number, tile in enumerate(span.tiles):
             first = max(span.start, tile.first)  # the first token that reads this tile
-            rows = Rows(row + first - span.start, row + stop - span.start, number)
+            rows = Rows(row + first - span.start, row + stop - span.start, number, tile.shift)
             if first >= tile.first + tile.length - 1:
                 self.uniform.setdefault(self._key(tile), []).append(rows)
             else:
@@ -110,11 +146,12 @@ class ReadPlanner:
         """The reads; for each logical tile and folded row the place of its result; the numbers."""
         self.reads: list[Read] = []
         self.size = 0
+        self.turns.begin(num_rows)
         self.at = np.full((self.depth, num_rows * self.groups), -1, dtype=np.int64)
         self.stride = np.zeros_like(self.at)
         together: dict[tuple[Rows, ...], list[Key]] = {}
         for key, readers in self.uniform.items():
-            group = tuple(Rows(r.start, r.stop, 0) for r in readers)
+            group = tuple(r._replace(number=0) for r in readers)
             together.setdefault(group, []).append(key)
         for group, keys in together.items():
             rows = np.concatenate([np.arange(r.start, r.stop) for r in group])
@@ -185,8 +222,9 @@ class ReadPlanner:
         self, run: list[Key], rows: np.ndarray, seen: np.ndarray, readers: list[list[Rows]]
     ) -> None:
         """A call for the tiles of `run`; `readers[j]` are the rows of tile j with its numbers."""
-        folded = (rows[:, None] * self.groups + np.arange(self.groups)).reshape(-1)
-        padded = self._pad(folded)
+        folded = self._fold(rows)
+        asking = np.concatenate([self.turns.rows(r) for r in readers[0]])  # turned, where shifted
+        padded = self._pad(self._fold(asking))
         nodes = self._nodes(readers, len(padded))
         for j, (first, _) in enumerate(nodes):
             number = np.concatenate([np.full(r.stop - r.start, r.number) for r in readers[first]])
@@ -199,6 +237,9 @@ class ReadPlanner:
         gather = self._gather(run[0])
         where = (run[0][0], run[0][1][0], len(run), index)
         self.reads.append(Read(*where, self._mask(seen), gather, nodes))
+
+    def _fold(self, rows: np.ndarray) -> np.ndarray:
+        return (rows[:, None] * self.groups + np.arange(self.groups)).reshape(-1)
 
     def _nodes(self, readers: list[list[Rows]], num_rows: int) -> tuple[tuple[int, int], ...]:
         """Whole subtrees of the merge within a run: joined at once where rows are many, so that

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 
 from inms_lab.attention.batch import Batch, Span, build
 from inms_lab.errors import ModelCorrupted, ModelRefused
+from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
 if TYPE_CHECKING:
@@ -108,6 +109,18 @@ class Runner:
         """The weights' element type, and the KV's."""
         return self.model.dtype
 
+    @property
+    def unsafe(self) -> str:
+        """Why its KV cannot be used at another position; "": it can."""
+        return self.admission.fragments_reason if self.admission else "it was not admitted"
+
+    @property
+    def rotations(self) -> tuple[Rotation | None, ...]:
+        """How each layer's keys turn with their position; empty where that is not safe."""
+        if self.admission is None or self.unsafe:
+            return ()
+        return tuple(layer.rope for layer in self.admission.layers)
+
     def report(self) -> str:
         """What the admission found, layer by layer."""
         return self.admission.report() if self.admission else f"{self.name}: not admitted yet"
@@ -132,7 +145,8 @@ class Runner:
 
         A set `cancel` stops between two layers with `StepInterrupted`.
         """
-        batch = build(spans, store, tile, self.geometry.num_heads, self.row_multiple)
+        heads = self.geometry.num_heads
+        batch = build(spans, store, tile, heads, self.row_multiple, self.rotations)
         batch.cancel = cancel
         self.run(batch)
         wanted = sum(span.wants_logits for span in spans)
