@@ -13,38 +13,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from threading import Event
 
-import numpy as np
 import torch
 
-from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef, Turns
+from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef
 from inms_lab.attention.tiles import merge, read_tiles
-from inms_lab.errors import StepInterrupted, UnsafeShift
-from inms_lab.rope import Rotation, factors
+from inms_lab.attention.turns import Turned, turned_rows
+from inms_lab.errors import StepInterrupted
+from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
 __all__ = ["Batch", "Span", "TileRef", "build"]
-
-
-@dataclass(slots=True)
-class Turned:
-    """Further query rows: `rows` [M] of the batch, each turned by minus the shift `which` [M]."""
-
-    rows: torch.Tensor
-    which: torch.Tensor
-    shifts: tuple[int, ...]
-    rotations: Sequence[Rotation | None]  # by layer; None: the layer has no positions
-    known: dict[Rotation, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def queries(self, layer: int, q: torch.Tensor) -> torch.Tensor:
-        """The further rows [M, H, D] of q [T, H, D], turned in float32."""
-        rotation, rows = self.rotations[layer], q[self.rows]
-        if rotation is None:
-            return rows
-        if rotation not in self.known:
-            both = zip(*(factors(rotation, -shift) for shift in self.shifts), strict=True)
-            cos, sin = (torch.stack(x).to(q.device)[self.which].unsqueeze(1) for x in both)
-            self.known[rotation] = cos, sin
-        return rotation.apply(rows, *self.known[rotation]).to(q.dtype)
 
 
 @dataclass(slots=True)
@@ -134,7 +112,7 @@ def build(
     for span, end in zip(spans, ends, strict=True):
         planner.add(span, end - len(span.tokens))
     reads, where, numbers = planner.finish(len(tokens))
-    turned = _turned(planner.turns, rotations, device)
+    turned = turned_rows(planner.turns, rotations, device)
     return Batch(
         store=store,
         tile=tile,
@@ -148,17 +126,6 @@ def build(
         numbers=numbers,
         turned=turned,
     )
-
-
-def _turned(
-    turns: Turns, rotations: Sequence[Rotation | None], device: torch.device
-) -> Turned | None:
-    if not turns.shifts:
-        return None
-    if not rotations:
-        raise UnsafeShift("this model's keys cannot be used at another position: see its report()")
-    rows, which = (torch.from_numpy(np.concatenate(x)) for x in (turns.source, turns.which))
-    return Turned(rows.to(device), which.to(device), tuple(turns.shifts), rotations)
 
 
 def _slots(span: Span) -> Sequence[tuple[str, int] | None]:

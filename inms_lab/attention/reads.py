@@ -15,22 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
+from inms_lab.attention.turns import Rows, Turns
+
 Key: TypeAlias = tuple[str, tuple[int, ...], int, int]  # pool id, stretches, step, tokens seen
 MANY_ROWS = 128  # folded rows from which on subtrees are joined before gathering
-
-
-class Rows(NamedTuple):
-    """Rows `[start, stop)` for which a tile has the logical number `number`, at this shift."""
-
-    start: int
-    stop: int
-    number: int
-    shift: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +76,6 @@ class Read:
     mask: torch.Tensor | None
     gather: torch.Tensor | None
     nodes: tuple[tuple[int, int], ...]
-
-
-class Turns:
-    """Query rows that meet keys of another place: each (row, shift) is a further row behind the
-    batch's own, turned by -shift. Rows of several sequences may read one tile at several shifts."""
-
-    def __init__(self) -> None:
-        self.shifts: list[int] = []  # the distinct ones
-        self.source: list[np.ndarray] = []  # rows that are turned, piece by piece
-        self.which: list[np.ndarray] = []  # the number of the shift of each
-
-    def begin(self, num_rows: int) -> None:
-        """The batch has this many rows of its own."""
-        self.num_rows = self.size = num_rows
-        self._at: dict[int, np.ndarray] = {}
-
-    def rows(self, r: Rows) -> np.ndarray:
-        """The numbers of the rows `r` as they read a tile at its shift."""
-        rows = np.arange(r.start, r.stop)
-        if not r.shift:
-            return rows
-        if r.shift not in self._at:
-            self._at[r.shift] = np.full(self.num_rows, -1)
-            self.shifts.append(r.shift)
-        at = self._at[r.shift]
-        new = rows[at[rows] < 0]
-        if len(new):
-            at[new] = np.arange(self.size, self.size + len(new))
-            self.size += len(new)
-            self.source.append(new)
-            self.which.append(np.full(len(new), self.shifts.index(r.shift)))
-        return at[rows]
 
 
 class ReadPlanner:
