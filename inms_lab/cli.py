@@ -1,4 +1,4 @@
-"""The command line: `inms-lab demo | lab | bill | claims | refs | model | doctor | labs`."""
+"""The command line: `inms-lab demo | lab | bill | claims | refs | fragments | ...`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
+from inms_lab.fragments_command import fragments
+from inms_lab.refs_command import refs
 
 if TYPE_CHECKING:
-    from inms_lab.history import Change
     from inms_lab.log import Log
 
 app = typer.Typer(
@@ -151,47 +152,6 @@ def claims(
 
 
 @app.command()
-def refs(
-    log: Annotated[Path, typer.Argument(help="a log from log.save(path), or vLLM's KV events")],
-    block: Annotated[int, typer.Option(help="block number within its pool")],
-    pool: Annotated[str | None, typer.Option(help="needed if several pools used it")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list")] = False,
-) -> None:
-    """Who held a block, when, and why its refcount changed."""
-    from dataclasses import asdict
-
-    from inms_lab.history import block_history, pools_with
-    from inms_lab.open_log import open_log
-
-    events = open_log(log)
-    pools = pools_with(events, block) if pool is None else [pool]
-    if not pools:
-        raise BadInput(f"block {block} was never used: with --pool this says which there are")
-    if len(pools) > 1:
-        raise BadInput(f"block {block} is used in {', '.join(pools)}: choose one with --pool")
-    changes = block_history(events, pools[0], block)
-    if as_json:
-        print(json.dumps([asdict(change) for change in changes]))
-    else:
-        _table_of(f"block {block} of {pools[0]}", changes)
-
-
-def _table_of(title: str, changes: list[Change]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for name in ("index", "step", "event", "cause", "agent", "refcount", "state", "held by"):
-        table.add_column(name, justify="right" if name in ("index", "step") else "left")
-    for c in changes:
-        counts = f"{c.before} -> {c.after}" if c.before != c.after else str(c.after)
-        state = f"{c.state} (life {c.generation + 1})" if c.event == "Allocated" else c.state
-        row = (c.index, c.step, c.event, c.cause, c.holder, counts, state, ", ".join(c.holders))
-        table.add_row(*map(str, row))
-    Console().print(table)
-
-
-@app.command()
 def model(
     name: Annotated[str, typer.Argument(help="name, folder or hub id")] = DEFAULT,
     refresh: Annotated[bool, typer.Option(help="fetch and convert again")] = False,
@@ -234,6 +194,10 @@ def labs(
     from inms_lessons.copies import for_students, listed
 
     print(listed(find_labs()) if student is None else for_students(find_labs(), student))
+
+
+app.command()(refs)
+app.command()(fragments)
 
 
 def main() -> None:

@@ -61,9 +61,13 @@ LAYERS: dict[str, set[str]] = {
             "reload",
         ),  # what a notebook holds
     },
-    "measures": {"interference", "bill", "bill_table", "geometry", "trace", "claims"},
+    "measures": {
+        *("interference", "bill", "bill_table", "geometry", "trace", "claims"),
+        *("messages", "fragments", "fragments_table"),
+    },
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
+        *("refs_command", "fragments_command"),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
