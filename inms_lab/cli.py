@@ -1,4 +1,4 @@
-"""The command line: `inms-lab demo | lab | bill | claims | refs | fragments | ...`."""
+"""The command line: `inms-lab demo | lab | bill | claims | refs | fragments | calibrate | ...`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inms_lab.calibrate_command import calibrate
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
 from inms_lab.fragments_command import fragments
 from inms_lab.refs_command import refs
@@ -198,6 +199,7 @@ def labs(
 
 app.command()(refs)
 app.command()(fragments)
+app.command()(calibrate)
 
 
 def main() -> None:

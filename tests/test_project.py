@@ -59,6 +59,7 @@ LAYERS: dict[str, set[str]] = {
             "usage",
             "lab",
             "reload",
+            "calibrations",
         ),  # what a notebook holds
     },
     "measures": {
@@ -67,7 +68,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
-        *("refs_command", "fragments_command"),
+        *("refs_command", "fragments_command", "calibrate_command"),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use

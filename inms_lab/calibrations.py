@@ -1,0 +1,51 @@
+"""Where calibrations are kept: the user's own measurements first, then those of the package.
+
+A calibration says how far fragments of one model change what its readers compute (gate.py judges by
+it); `inms-lab calibrate` measures it. Not here: the measuring (interference/), nor anything that
+loads torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from inms_lab.errors import CacheNotWritable
+from inms_lab.gate import Calibration
+from inms_lab.model.source import default_folder
+
+SHIPPED = Path(__file__).parent / "interference" / "calibrations"
+
+
+def cache_root() -> Path:
+    """The lab's folder in the user's cache; touches nothing."""
+    return default_folder().parent.parent
+
+
+def calibration_of(digest: str) -> Calibration | None:
+    """What was measured for the model with this digest; None: nothing, or only damaged files."""
+    for folder in (cache_root() / "calibrations", SHIPPED):
+        found = _read(folder / f"{digest}.json")
+        if found is not None and found.model == digest:
+            return found
+    return None
+
+
+def keep(calibration: Calibration, folder: Path | None = None) -> Path:
+    """Write a calibration into `folder`, without one into the user's cache; gives the file."""
+    folder = folder or cache_root() / "calibrations"
+    path = folder / f"{calibration.model}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asdict(calibration), indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise CacheNotWritable(f"{path} cannot be written ({error}): name another folder") from None
+    return path
+
+
+def _read(path: Path) -> Calibration | None:
+    try:
+        return Calibration.of(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None  # absent or damaged: as if nobody had measured
