@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from inms_lab import label
-from inms_lab.errors import AgentClosed, BadInput, NotAMember, SealedTier
-from inms_lab.lifecycle import LIVE
+from inms_lab import attaching, label
+from inms_lab.errors import BadInput, SealedTier
 from inms_lab.output import Output
 from inms_lab.pending import Pending
-from inms_lab.policy import PRIVATE
+from inms_lab.policy import GROUP, PRIVATE
+from inms_lab.records import Record
 from inms_lab.request import Request
 from inms_lab.sample import Sampling
 from inms_lab.turn import Turn
@@ -43,7 +43,7 @@ class Agent:
         self.error: BaseException | None = None  # what ended its program, if something did
         self.outputs: list[Output] = []
         self.requests: list[Request] = []  # writes, for the time to first token
-        self._attached: dict[int, Request] = {}  # record -> the request that took it in
+        self.attached: dict[int, Request] = {}  # record -> the request that took it in
         self.turn = Turn(lab.text)
 
     # what it holds --------------------------------------------------------------------------
@@ -69,11 +69,18 @@ class Agent:
     # verbs ----------------------------------------------------------------------------------
 
     def read(
-        self, text: str | Sequence[int], *, role: str | None = "user", tier: str = PRIVATE
+        self,
+        text: str | Sequence[int],
+        *,
+        role: str | None = "user",
+        tier: str = PRIVATE,
+        seal: bool = False,
     ) -> Pending[int]:
         """Take `text` (or token ids) into the context, privately; gives the context's length.
 
-        `role` makes it a turn of the model's chat format; None takes the text as it is.
+        `role` makes it a turn of the model's chat format; None takes the text as it is. `seal`: it
+        is a segment of its own, which can be found by its content wherever it is read again, by
+        those who may hold it: in mode inms by nobody but this agent.
         """
         if tier != PRIVATE:
             raise SealedTier(
@@ -81,36 +88,35 @@ class Agent:
                 "tier before the first agent, `team.publish(text, by=agent)` the group's"
             )
         tokens = self.lab.text.encode(text, role)
-        request = Request(self.seq_id, "append", tokens)
+        request = Request(self.seq_id, "append", tokens, seal=seal)
         self.turn.close_before(request)
-        return self._ask(request)
+        return self.ask(request)
 
-    def attach(self, team: Group) -> Pending[int]:
-        """Take the team's records that it has not read yet into the context.
+    def attach(
+        self,
+        what: Group | Record | str | Sequence[int],
+        *,
+        tier: str = GROUP,
+        group: Group | None = None,
+        role: str | None = "user",
+        recompute: float | Sequence[int] = 0,
+    ) -> Pending[int]:
+        """Take shared text into the context: a team's records that it has not read yet, one record,
+        or a text of its own, which is offered to the team (`group`, if it is in several) and so
+        becomes a record, unless one with the same text is there.
 
-        Mounted by reference where the records' context is this agent's so far, else computed.
+        Mounted by reference: exact where the context so far is the one that the record was encoded
+        behind, else as a fragment at a shift if the gate lets it through, else computed. The
+        decision says which, and why. `recompute`: of a fragment these first tokens (a whole number)
+        or this share (0.15) of its blocks, or the blocks with these numbers, are computed afresh.
+        Raises `NotAMember`, `RecordSuperseded`, `AgentClosed`.
         """
-        if getattr(team, "lab", None) is not self.lab:
-            raise BadInput(f"{team!r} is no group of this agent's lab")
-        if team.name not in self.groups:
-            raise NotAMember(f"{self.name} is not in {team.name}: make it with its `agents(...)`")
-        if self.state not in LIVE:
-            raise AgentClosed(f"{self.name} is {self.state}: make a new agent")
-        pending: Pending[int] | None = None
-        for record in team.records:
-            earlier = self._attached.get(record.seq_id)
-            if earlier is None or (earlier.future.done() and earlier.future.exception()):
-                request = Request(self.seq_id, "append", record.tokens, "group", team.name)
-                request.seal, request.record, request.offset = True, record.seq_id, record.offset
-                self._attached[record.seq_id] = request
-                pending = self._ask(request)
-            else:
-                pending = Pending(self.lab.driver, earlier.future)
-        if pending is None:  # nothing was published
-            done = Request(self.seq_id, "append")
-            done.future.set_result(len(self.tokens))
-            pending = Pending(self.lab.driver, done.future)
-        return pending
+        return attaching.attach(self, what, tier, group, role, recompute)
+
+    @property
+    def outdated(self) -> list[Record]:
+        """Records in its context that hold no longer: what replaced them can be attached."""
+        return attaching.outdated(self)
 
     def write(
         self,
@@ -147,7 +153,7 @@ class Agent:
             return out
 
         self.turn.open_with(request, role)
-        return self._ask(request, finish)
+        return self.ask(request, finish)
 
     async def stream(self, max_tokens: int = 48, **options: object) -> AsyncIterator[str]:
         """`write`, piece by piece: `async for piece in me.stream(): ...`"""
@@ -166,7 +172,7 @@ class Agent:
 
     def next_logits(self) -> Pending[torch.Tensor]:
         """Logits [vocab] of the next token, float32; nothing is written."""
-        return self._ask(Request(self.seq_id, "logits"))
+        return self.ask(Request(self.seq_id, "logits"))
 
     def rewrite(self, old: str, new: str) -> Pending[None]:
         """Replace the first `old` in its context by `new`, for this agent only.
@@ -184,7 +190,7 @@ class Agent:
                 request = Request(self.seq_id, "rewrite", edited[same:])
                 request.start = segment.first_position + same
                 request.count = len(segment.tokens) - same
-                return self._ask(request)
+                return self.ask(request)
         raise BadInput(f"{old!r} is in no single segment of {self.name}'s context")
 
     def rollback(self, num_tokens: int) -> Pending[None]:
@@ -194,24 +200,24 @@ class Agent:
 
         def forget(_: None) -> None:  # records that are gone can be attached again
             left = len(self.tokens)
-            kept = {k: r for k, r in self._attached.items() if r.target <= left}
-            self._attached, self.turn.ended = kept, None
+            kept = {k: r for k, r in self.attached.items() if r.target <= left}
+            self.attached, self.turn.ended = kept, None
 
-        return self._ask(Request(self.seq_id, "rollback", drop=num_tokens), forget)
+        return self.ask(Request(self.seq_id, "rollback", drop=num_tokens), forget)
 
     def fork(self) -> Pending[Agent]:
         """Another sequence of the same principal with the same context; no block is copied yet."""
 
         def child(seq_id: int) -> Agent:
             other = Agent(self.lab, self.name, seq_id, self.groups)
-            other._attached, other.turn.ended = dict(self._attached), self.turn.ended
+            other.attached, other.turn.ended = dict(self.attached), self.turn.ended
             return self.lab.adopt(other)
 
-        return self._ask(Request(self.seq_id, "fork"), child)
+        return self.ask(Request(self.seq_id, "fork"), child)
 
     def close(self) -> Pending[None]:
         """End it: its private blocks go back at once."""
-        return self._ask(Request(self.seq_id, "close", cause="closed"))
+        return self.ask(Request(self.seq_id, "close", cause="closed"))
 
     # ----------------------------------------------------------------------------------------
 
@@ -220,7 +226,8 @@ class Agent:
         """What it may hold."""
         return label.join(label.private(self.name), *map(label.group, self.groups))
 
-    def _ask(self, request: Request, then: Callable | None = None) -> Pending:  # type: ignore[type-arg]
+    def ask(self, request: Request, then: Callable | None = None) -> Pending:  # type: ignore[type-arg]
+        """Submit a request; the pending gives its answer, or what `then` makes of it."""
         self.lab.submit(request)
         return Pending(self.lab.driver, request.future, then)
 

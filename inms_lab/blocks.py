@@ -129,6 +129,7 @@ class Blocks:
             raise SealedTier(outcome.reason)
         if isinstance(outcome, Deferred):
             return Written("deferred", 0)
+        assert isinstance(outcome, Plan), "without terms there are no fragments"
         self.cache.commit(outcome)
         if outcome.chunk is None or seq.num_computed > before:
             if outcome.chunk is not None:

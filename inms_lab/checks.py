@@ -1,8 +1,9 @@
 """The seven checks of a decision, each a small function: the very ones that serving asks.
 
 plan.py asks them in this order for every block that lacks KV; rules.py asks 2 and 4 again before an
-event enters the books. Checks 3 and 5 are no `if`: they are fields of the key that is looked up, so
-a reader cannot even name a block that fails them. `CHECKS` is the table, `source_of` its source.
+event enters the books. Check 3, and 5 for prefixes, are no `if`: they are fields of the key that is
+looked up, so a reader cannot even name a block that fails them. Whether a text may be a fragment (5
+and 6) is asked once, when it enters (reuse.py). `CHECKS` is the table, `source_of` its source.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from inms_lab.label import may_hold
 from inms_lab.segment import Segment
 
 if TYPE_CHECKING:
+    from inms_lab.gate import Gate
     from inms_lab.pool import Pool
     from inms_lab.sequence import Sequence
 
@@ -62,6 +64,30 @@ def clears(seq: Sequence, label: Iterable[str]) -> bool:
 def may_write(seq: Sequence, tier: str) -> bool:
     """Check 4: this holder may put KV of its own into a pool of `tier`."""
     return WRITER.get(tier, seq.kind) == seq.kind
+
+
+# 5: position ---------------------------------------------------------------------------------
+
+
+def can_shift(unsafe: str) -> str:
+    """Check 5: why this model's KV cannot be used at another position; "": it can."""
+    return f"position: {unsafe}" if unsafe else ""
+
+
+# 6: interference and worth --------------------------------------------------------------------
+
+
+def within_gate(gate: Gate, seq: Sequence) -> str:
+    """Check 6: why the gate lets no fragment through; "": the interference is within its bounds."""
+    return "" if "gate" in seq.off else gate.excess()
+
+
+def pays(gate: Gate, num_tokens: int, num_tiles: int, bytes_per_token: int) -> str:
+    """Check 6: why a fragment of this size is not worth it; "": it is, or nobody measured."""
+    worth = gate.worth(num_tokens, num_tiles, bytes_per_token)
+    if worth is None or worth.pays:
+        return ""
+    return f"not worth it: saves {worth.saved_ms:.2f} ms, costs {worth.cost_ms:.2f} ms"
 
 
 # 7: room --------------------------------------------------------------------------------------
@@ -113,8 +139,15 @@ CHECKS = (
         "May the reader hold its label, and does its tier allow it?",
         (clears, may_write),
     ),
-    Check(5, "position", "Is it at the same place, behind the same text?", (Segment._digest,)),
-    Check(6, "gate", "Is the interference within the gate, and is it worth it?", ()),
+    Check(
+        5,
+        "position",
+        "Is it at the same place, behind the same text, or can it be shifted?",
+        (Segment._digest, can_shift),
+    ),
+    Check(
+        6, "gate", "Is the interference within the gate, and is it worth it?", (within_gate, pays)
+    ),
     Check(7, "room", "Is there room for what is not shared?", (blocks_to_take,)),
 )
 
@@ -127,8 +160,7 @@ def check_of(number: int) -> Check:
 
 
 def source_of(number: int) -> str:
-    """The source text of the functions that make this check ("" for 6: a prefix is exact, so
-    nothing is asked before fragments are shared)."""
+    """The source text of the functions that make this check."""
     from inspect import getsource
     from textwrap import dedent
 

@@ -5,26 +5,22 @@ Bad input is refused here, with a named exception, before anything is logged.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from operator import index
 
 from inms_lab.checks import may_write
-from inms_lab.errors import (
-    BadInput,
-    ContextTooLong,
-    EmptyText,
-    SealedTier,
-    TextTooLarge,
-    TokenOutOfRange,
-)
+from inms_lab.entering import check_room, require_text, texts
+from inms_lab.errors import BadInput, EmptyText, SealedTier, TokenOutOfRange
 from inms_lab.events import Commanded, Copied, Event, Registered, Shared
 from inms_lab.freeing import forgotten, freed
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan
-from inms_lab.policy import PRIVATE, Place, Policy
+from inms_lab.policy import PRIVATE, Policy
 from inms_lab.request import Request
+from inms_lab.reuse import Terms, command
 from inms_lab.sequence import Sequence
+
+ALONE = Terms()  # of a cache without a model: no fragments
 
 
 def check_request(request: Request, vocab_size: int) -> None:
@@ -49,96 +45,37 @@ def check_request(request: Request, vocab_size: int) -> None:
 
 
 def entry(
-    books: Ledger, log: Log, policy: Policy, request: Request, max_context: int, tile: int = 1
+    books: Ledger,
+    log: Log,
+    policy: Policy,
+    request: Request,
+    max_context: int,
+    terms: Terms = ALONE,
 ) -> Plan:
     """The plan that takes `request` into the books now. Token ids go into the table."""
     seq = books.sequences[request.seq_id]
     events: tuple[Event, ...]
     if request.verb in ("append", "write"):
-        events = (_text(books, log, policy, request, seq, max_context),)
+        events = texts(books, log, policy, request, seq, max_context, terms)
     elif request.verb == "rewrite":
-        events = _rewrite(books, log, policy, request, seq, max_context, tile)
+        events = _rewrite(books, log, policy, request, seq, max_context, terms.tile)
     elif request.verb == "rollback":
         keep = request.count if request.drop is None else seq.num_tokens - request.drop
         if not 0 <= keep <= seq.num_tokens:
             raise BadInput(f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {keep}")
-        command = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
-        events = (command, *freed(seq, keep, "rolled back"))
+        made = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
+        events = (made, *freed(seq, keep, "rolled back"))
     elif request.verb in ("close", "fail", "expire"):
-        command = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
+        made = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
         left = forgotten(books, seq) if policy.forgets_private else ()
-        events = (command, *left, *freed(seq, 0, request.verb, policy.forgets_private))
+        events = (made, *left, *freed(seq, 0, request.verb, policy.forgets_private))
     elif request.verb == "fork":
         events = _fork(books, seq)
     else:
         if request.verb == "logits":
-            _require_text(seq, 0)
+            require_text(seq, 0)
         events = (Commanded(seq.seq_id, seq.number + 1, request.verb),)
     return Plan(len(log), events)
-
-
-def place_of(books: Ledger, policy: Policy, request: Request, seq: Sequence) -> Place:
-    """Where the request's text goes, behind what the sequence holds already."""
-    tier = request.tier
-    if request.record >= 0:
-        record = books.sequences[request.record]
-        if not record.stands_behind(seq):
-            tier = PRIVATE  # encoded behind another context, or gone: computed for one reader
-    return policy.place(tier, seq.name, request.group, seq.label())
-
-
-def _text(
-    books: Ledger, log: Log, policy: Policy, request: Request, seq: Sequence, max_context: int
-) -> Commanded:
-    place = place_of(books, policy, request, seq)
-    length = len(request.tokens)
-    _require_text(seq, length)
-    total = seq.num_tokens + length + (request.count if request.verb == "write" else 0)
-    _check_room(books, seq, place, total - seq.num_tokens, max_context)
-    offset = request.offset
-    if offset is None:
-        offset, _ = log.add_tokens(request.tokens)
-    command = _command(seq, request.verb, place, offset, length)
-    count = request.count if request.verb == "write" else 0
-    return replace(command, count=count, seal=request.seal, fresh=request.fresh)
-
-
-def _require_text(seq: Sequence, more: int) -> None:
-    if not seq.num_tokens + more:
-        raise EmptyText(f"{seq.name} has read nothing yet: pass at least one word to go on from")
-
-
-def _command(seq: Sequence, verb: str, place: Place, offset: int, length: int) -> Commanded:
-    return Commanded(
-        seq.seq_id,
-        seq.number + 1,
-        verb,
-        tier=place.tier,
-        label=tuple(sorted(place.label)),
-        pool_id=place.pool_id,
-        offset=offset,
-        length=length,
-        indexed=place.indexed,
-    )
-
-
-def _check_room(books: Ledger, seq: Sequence, place: Place, more: int, max_context: int) -> None:
-    if seq.num_tokens + more > max_context:
-        raise ContextTooLong(
-            f"{seq.name} would have {seq.num_tokens + more} tokens, the limit is {max_context}: "
-            "shorten the text, roll back, or open the lab with a larger context"
-        )
-    pool = books.pools[place.pool_id]
-    size = pool.block_size
-    mine = [s for s in seq.segments if s.pool_id == place.pool_id]
-    held = sum(-(-len(s.tokens) // size) for s in mine)
-    free = -len(mine[-1].tokens) % size if mine and mine[-1].open else 0  # text may be packed
-    needed = -(-max(0, more - free) // size)
-    if held + needed > pool.spec.num_blocks:
-        raise TextTooLarge(
-            f"{more} tokens need {needed} blocks more, {seq.name} has {held}, and the pool "
-            f"{place.pool_id} has {pool.spec.num_blocks} in all: give the lab a larger pool"
-        )
 
 
 def _rewrite(
@@ -166,7 +103,8 @@ def _rewrite(
     offset_in = start - segment.first_position
     size = segment.block_size
     inside = offset_in % max(size, tile)
-    keep = start if may_write(seq, segment.tier) else start - inside
+    begins = start if segment.is_fragment else start - inside  # a fragment's KV is not copied
+    keep = start if may_write(seq, segment.tier) else begins
     tail = [*tokens[keep:start], *request.tokens, *tokens[start + request.count :]]
     rollback = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
     releases = freed(seq, keep, "rewritten")
@@ -177,8 +115,8 @@ def _rewrite(
     behind = seq.label()  # of all of it: what comes behind the edit has seen the same texts
     seq = trial.sequences[seq.seq_id]
     place = policy.place(PRIVATE, seq.name, "", behind)
-    _check_room(trial, seq, place, len(tail), max_context)
-    append = _command(seq, "append", place, *log.add_tokens(tail))
+    check_room(trial, seq, place, len(tail), max_context)
+    append = command(seq, "append", place, *log.add_tokens(tail))
     trial.apply(append)
     events: tuple[Event, ...] = (rollback, *releases, append)
     free = trial.pools[place.pool_id].next_free(1)

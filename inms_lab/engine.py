@@ -1,8 +1,8 @@
 """The hot loop: schedule, plan, commit, forward, sample; one step at a time, on one thread.
 
 The engine owns the door and the requests in flight. It decides nothing itself: what to share is
-plan.py's, who gives way is release.py's, how requests enter is commands.py's, what a mode means is
-the policy's. A step that does not finish is aborted as a whole and can be tried again.
+plan.py's, who gives way is freeing.py's, how requests enter is commands.py's. A step that does not
+finish is aborted as a whole and can be tried again.
 """
 
 from __future__ import annotations
@@ -13,38 +13,51 @@ from threading import Event as Flag
 
 import torch
 
+from inms_lab import answering
 from inms_lab.cache import KVCache, Tensors
 from inms_lab.commands import check_request, entry
-from inms_lab.completion import Done, completed
+from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
 from inms_lab.errors import AgentClosed, PoolExhausted, SealedTier
 from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.freeing import aborted, plan_preempt
+from inms_lab.gate import Gate
 from inms_lab.ledger import ENDS
 from inms_lab.model.forward import Forward
-from inms_lab.outcome import Chunk, NoRoom, Outcome, Plan, Refused, StepReport
+from inms_lab.outcome import Chunk, Gone, NoRoom, Outcome, Plan, Refused, StepReport
 from inms_lab.plan import plan_extend
 from inms_lab.policy import Policy
 from inms_lab.request import Request
-from inms_lab.sample import sample
+from inms_lab.reuse import Terms, detach
 from inms_lab.schedule import schedule
-from inms_lab.spans import Sampled, span_of, wants_logits
+from inms_lab.spans import Sampled, span_of
 
 
 class Engine:
     """A model, its tiered cache and the requests of many holders."""
 
-    def __init__(self, model: Forward, store: Tensors, policy: Policy, config: Config) -> None:
+    def __init__(
+        self,
+        model: Forward,
+        store: Tensors,
+        policy: Policy,
+        config: Config,
+        gate: Gate | None = None,
+    ) -> None:
+        """`gate`: what fragments must satisfy; None: text is shared in its own place only."""
         self.model, self.policy, self.config = model, policy, config
         self.cache = KVCache(store, config.debug, config.log_limit)
         self.ledger, self.log = self.cache.ledger, self.cache.log
         self.namespace = Namespace(model=model.digest, tenant="default")
         self.context, self.tile = min(config.context, model.max_context), config.tile_size()
         per_token = store.bytes_per_token
-        self.log.about = config.about(policy.name, sorted(policy.off), model.digest, per_token)
+        self.terms = Terms(gate, model.unsafe, per_token, self.tile)
+        about = config.about(policy.name, sorted(policy.off), model.digest, per_token)
+        self.log.about = about | self.terms.about()
         self.desk = Desk()
+        self.retired: set[int] = set()  # superseded records that somebody may still read
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
         self.num_computed = 0  # tokens through the model
@@ -110,11 +123,22 @@ class Engine:
         return StepReport(self.ledger.num_steps, tuple(chunks), tokens)
 
     def enter(self) -> None:
-        """Requests whose holder is not busy enter the books, in (sequence, number) order."""
-        for seq_id in sorted(self.desk.queues):
+        """Requests whose holder is not busy enter the books, in (sequence, number) order; sealed
+        text first, so that who attaches it finds it there."""
+        if self.retired:
+            self._retire()
+        sequences = self.ledger.sequences
+        for seq_id in sorted(self.desk.queues, key=lambda i: (sequences[i].kind == "agent", i)):
             seq = self.ledger.sequences[seq_id]
             while not seq.is_asked and (request := self.desk.next(seq_id)) is not None:
                 self._enter(request)
+
+    def _retire(self) -> None:
+        """Superseded records that no context has any more give their blocks back."""
+        used = {s.source for seq in self.ledger.holders() if seq.is_live for s in seq.segments}
+        for seq_id in sorted(self.retired - used):
+            self.retired.discard(seq_id)
+            self.end(seq_id, "close", "superseded, and nobody reads it")
 
     def _enter(self, request: Request) -> None:
         seq = self.ledger.sequences[request.seq_id]
@@ -165,6 +189,9 @@ class Engine:
             self.log.decide(seq_id, budget, outcome)
             if isinstance(outcome, Plan):
                 self._commit(outcome)
+            elif isinstance(outcome, Gone):
+                self._commit(detach(self.ledger, self.policy, len(self.log), outcome))
+                continue
             elif isinstance(outcome, NoRoom):
                 pool_id = outcome.pool_id
                 plan = plan_preempt(self.ledger, len(self.log), seq_id, pool_id, busy, force)
@@ -183,8 +210,8 @@ class Engine:
             self.desk.drop(seq.seq_id, error)
 
     def _book(self, request: Request) -> Plan:
-        tile = self.tile
-        return self._commit(entry(self.ledger, self.log, self.policy, request, self.context, tile))
+        where = (self.ledger, self.log, self.policy)
+        return self._commit(entry(*where, request, self.context, self.terms))
 
     def _commit(self, plan: Plan) -> Plan:
         stale = self.cache.commit(plan)
@@ -213,31 +240,12 @@ class Engine:
 
     def sample(self, chunks: list[Chunk], logits: torch.Tensor) -> list[Sampled]:
         """The next token of every sequence that generates and whose context is complete."""
-        rows, out = iter(logits), []
-        for chunk in chunks:
-            seq = self.ledger.sequences[chunk.seq_id]
-            row = next(rows) if wants_logits(seq, chunk) else None
-            token = None
-            if row is not None and seq.to_generate:
-                token = sample(row, self.desk.current(seq.seq_id).sampling, seq.num_tokens)
-            out.append(Sampled(chunk, row, token))
-        return out
+        return answering.sampled(self.ledger, self.desk, chunks, logits)
 
     def complete(self, sampled: list[Sampled]) -> None:
         """The step becomes fact: tokens, `Stepped`, `Published`; then requests are answered."""
-        done = [self._done(s) for s in sampled]
+        done = [answering.done(self.ledger, self.desk, s) for s in sampled]
         offset, _ = self.log.add_tokens(s.token for s in sampled if s.token is not None)
         for event in completed(self.ledger, offset, done):
             self.cache.record(event)
-        for s, d in zip(sampled, done, strict=True):
-            if s.token is not None:
-                self.desk.token(s.chunk.seq_id, s.token, d.over)
-            elif s.logits is not None:
-                self.desk.logits(s.chunk.seq_id, s.logits.clone())
-            self.desk.computed(self.ledger.sequences[s.chunk.seq_id])
-
-    def _done(self, s: Sampled) -> Done:
-        if s.token is None:
-            return Done(s.chunk, 0, s.logits is not None)
-        last = self.ledger.sequences[s.chunk.seq_id].to_generate == 1
-        return Done(s.chunk, 1, last or s.token in self.desk.current(s.chunk.seq_id).stop_tokens)
+        answering.tell(self.ledger, self.desk, sampled, done)

@@ -48,7 +48,12 @@ class Commanded:
     """A command entered at a step boundary. What each verb uses, apart from `seq_id, number`:
 
     append    tokens (offset, length) as tier, label, pool_id; `seal` closes the segment, `fresh`
-              starts a new one even where the text could be packed, `indexed` lets it be found
+              starts a new one even where the text could be packed, `indexed` lets it be found;
+              `source` is the holder whose text it is (a record, a prompt), with `piece` >= 0 a
+              fragment: the KV of that holder's segment `piece`, from the token on whose key is
+              rotated for position `encoded`; `cause` says why there is no fragment
+    detach    segment `count` is a fragment whose KV is gone: what is not mounted of it becomes
+              text of the holder's own, as tier, label, pool_id, indexed
     write     like append (the turn's opening), then `count` tokens are to be generated
     stop      no more tokens are to be generated
     logits    the next token's logits are wanted once
@@ -69,6 +74,9 @@ class Commanded:
     fresh: bool = False
     indexed: bool = True
     cause: str = ""
+    source: int = -1
+    piece: int = -1
+    encoded: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,7 @@ class Released:
     group: str
     offset: int
     length: int
+    replaces: int = -1  # the record that holds no longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,28 +14,35 @@ from typing import Any
 from inms_lab.checks import NO, NOT_ASKED, NOT_NEEDED, YES, CheckResult, Dropped, result
 from inms_lab.checks import source_of as source_of  # beside what it explains
 from inms_lab.errors import BadInput
-from inms_lab.events import EVENT_TYPES, Allocated, Copied, Event, Evicted, Shared, Stepped
+from inms_lab.events import EVENT_TYPES, Allocated, Copied, Event, Evicted, Shared
+from inms_lab.explain_reuse import fails_at, passed, settled
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Decided, Decision
+from inms_lab.pace import MANY, seconds_per_token
+from inms_lab.reuse import Terms
 from inms_lab.sequence import Sequence
 from inms_lab.shadow import Shadow, sift
 from inms_lab.whatif import parts_of
 
-MANY = 8  # tokens of a step, or of a part, from which on it is prefill
 TABLE = (Shared, Copied, Allocated)
 OUTCOME: dict[type, str] = dict(zip(TABLE, ("shared", "copied", "computed"), strict=True))
-SIGN = {"shared": 1, "copied": -1, "computed": -1}  # saved, spent; other outcomes do neither
+SIGN = {
+    "shared": 1,
+    "shared at a shift": 1,
+    "copied": -1,
+    "computed": -1,
+}  # saved, spent; other outcomes do neither
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """A run of blocks with one outcome; `checks` are those of its first block.
 
-    `outcome`: shared, copied, computed, deferred, refused or no room. `blocks`: those of the pool
-    that the table gets. `num_bytes` of KV, `num_prefill` tokens of prefill and `ms` (milliseconds)
-    are saved where they are positive, spent where they are negative. `ms` is an estimate: tokens
-    times `seconds_per_token` of the log; None where nothing was measured.
+    `outcome`: shared, shared at a shift, copied, computed, deferred, refused or no room. `blocks`:
+    those of the pool that the table gets. `num_bytes` of KV, `num_prefill` tokens of prefill and
+    `ms` (milliseconds) are saved where they are positive, spent where they are negative. `ms` is an
+    estimate: tokens times `seconds_per_token` of the log; None where nothing was measured.
     """
 
     segment: int
@@ -88,6 +95,7 @@ class Explainer:
 
     def __init__(self, log: Log) -> None:
         self.log = log
+        self.terms = Terms.of(log.about)
         self._num_measured, self._pace = 0, seconds_per_token(log)
         self._restart()
 
@@ -126,7 +134,7 @@ class Explainer:
         start, end = part.first * segment.block_size, (part.first + part.num_blocks)
         end = min(len(segment.tokens), end * segment.block_size)
         own = (e for e in events if isinstance(e, TABLE) and e.segment == part.segment)
-        event = next((e for e in own if OUTCOME[type(e)] == part.outcome), None)
+        event = next((e for e in own if part.outcome.startswith(OUTCOME[type(e)])), None)
         blocks: tuple[int, ...] = ()
         if isinstance(event, (Shared, Allocated)):
             end, blocks = event.length, event.blocks
@@ -152,19 +160,23 @@ class Explainer:
             segment = seq.segments[part.segment]
             own[3] = result(4, YES, 0, f"{seq.kind}s may write {segment.tier} text")
             return tuple(own)
+        segment = seq.segments[part.segment]
+        if part.outcome == "computed" and segment.source >= 0 and fails_at(segment.why):
+            return settled(self.books, segment, self.terms)
         sifted = sift(self.books, self.shadow, seq, part.segment, part.first)
         fails = next((n for n in range(1, 6) if not sifted.left[n]), 6)
         fails = 2 if part.outcome == "deferred" else fails
         out = [sifted.answer(n, fails) for n in range(1, 6)]
-        if fails == 6 and part.outcome != "shared":  # nothing is mounted behind what is in flight
+        if fails == 6 and not part.outcome.startswith(
+            "shared"
+        ):  # nothing is mounted behind what is in flight
             fails, out[4] = 5, result(5, NO, out[4].value, "what stands before it has no KV yet")
         if part.outcome == "refused":
             out[3] = result(4, NO, out[3].value, part.reason, out[3].dropped)
-        exact = fails == 6
-        return (
-            *out,
-            result(6, NOT_NEEDED, 0, "a prefix is exact") if exact else result(6, NOT_ASKED),
-        )
+        if segment.is_fragment and fails == 6:
+            out[4] = result(5, YES, out[4].value, f"at a shift of {segment.shift:+d}")
+        last = passed(segment, self.terms, not segment.is_fragment)
+        return (*out, last if fails == 6 else result(6, NOT_ASKED))
 
 
 def explain(log: Log, which: int | Decided) -> Explanation:
@@ -186,35 +198,12 @@ def refusals(log: Log) -> list[Refusal]:
         books, shadow = explainer.books, explainer.shadow
         seq = books.sequences[decided.seq_id]
         for part in parts_of(books, decided):
-            wanted = part.outcome not in ("shared", "copied", "deferred")
+            wanted = part.outcome in ("computed", "refused", "no room")
             for index in range(part.first, part.first + part.num_blocks) if wanted else ():
                 dropped = sift(books, shadow, seq, part.segment, index).dropped
                 where = (number, seq.seq_id, seq.name, part.segment, index)
                 out += [Refusal(*where, block) for block in dropped if block.refused]
     return out
-
-
-def seconds_per_token(log: Log) -> tuple[float, float] | None:
-    """What a token takes in a step that computes `MANY` tokens or more (prefill), and in one that
-    computes fewer (decode): medians over tokens. Where one was not measured, the other stands for
-    it; None: neither was."""
-    steps = ((e.step, sum(n for _, n, *_ in e.items)) for e in log.events if type(e) is Stepped)
-    rates = sorted((log.durations[s] / n, n) for s, n in steps if n and s in log.durations)
-    prefill = _median([rate for rate in rates if rate[1] >= MANY])
-    decode = _median([rate for rate in rates if rate[1] < MANY])
-    if prefill is None or decode is None:
-        known = decode if prefill is None else prefill
-        return None if known is None else (known, known)
-    return prefill, decode
-
-
-def _median(rates: list[tuple[float, int]]) -> float | None:
-    half = sum(count for _, count in rates) / 2
-    for rate, count in rates:
-        half -= count
-        if half <= 0:
-            return rate
-    return None
 
 
 def as_json(value: Any) -> Any:
@@ -230,7 +219,7 @@ def as_json(value: Any) -> Any:
 def _room(
     part: Decision, blocks: tuple[int, ...], pool_id: str, events: tuple[Event, ...]
 ) -> CheckResult:
-    if part.outcome == "shared":
+    if part.outcome.startswith("shared"):
         return result(7, YES, 0, "a shared block takes no room")
     if part.outcome == "no room":
         return result(7, NO, part.num_blocks, part.reason)

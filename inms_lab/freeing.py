@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Iterable, Set
+from itertools import chain
 
 from inms_lab.events import Aborted, Event, Evicted, Freed
 from inms_lab.label import private
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Chunk, Plan
-from inms_lab.plan import evicted
+from inms_lab.pool import Pool
 from inms_lab.sequence import READ_ONLY, Sequence
 
 
@@ -88,3 +90,12 @@ def aborted(books: Ledger, chunks: list[Chunk] | None, cause: str) -> tuple[Even
                 where = (seq.seq_id, number, segment.pool_id)
                 out.append(Aborted(*where, blocks, segment.computed, cause))
     return tuple(out)
+
+
+def evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: Iterable[Event]) -> Evicted:
+    """The event that takes these blocks' identity, behind those that the plan holds already."""
+    pool_id, keys = pool.spec.pool_id, tuple(pool.keys[block] for block in blocks)
+    earlier = (e.keys for e in before if isinstance(e, Evicted) and e.pool_id == pool_id)
+    gone = Counter(chain(keys, *earlier))
+    remaining = tuple(len(pool.index[key]) - gone[key] for key in keys)
+    return Evicted(pool_id, blocks, keys, remaining, cause)

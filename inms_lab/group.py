@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inms_lab import label
 from inms_lab.agent import Agent
-from inms_lab.errors import AgentClosed, BadInput, NotAMember
-from inms_lab.events import Released
+from inms_lab.errors import AgentClosed, BadInput, NotAMember, RecordSuperseded
 from inms_lab.lifecycle import LIVE
+from inms_lab.records import Record, is_stale, publish
 from inms_lab.request import Request
 
 if TYPE_CHECKING:
     from inms_lab.lab import Lab
 
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A published text: whose it was, its tokens, its holder and its place in the token table."""
-
-    name: str
-    by: str
-    tokens: tuple[int, ...]
-    seq_id: int
-    offset: int
+BEHIND = ("records", "prompt")
 
 
 class Group:
-    """Made by `lab.group(name)`."""
+    """Made by `lab.group(name)`. `records`: those that hold, in the order of publishing."""
 
     def __init__(self, lab: Lab, name: str) -> None:
         self.lab, self.name = lab, name
         self.records: list[Record] = []
+        self.newer: dict[int, Record] = {}  # superseded record's holder -> what replaced it
+        self.superseded: dict[int, Record] = {}  # by holder: what held once
+        self._count = 0
 
     def __repr__(self) -> str:
         return f"<group {self.name}: {len(self.records)} records>"
@@ -42,11 +34,23 @@ class Group:
         """New agents that may read this group's records."""
         return [self.lab.agent(name, groups=(self.name,)) for name in names]
 
-    def publish(self, text: str | Sequence[int], *, by: Agent, role: str | None = "user") -> Record:
+    def publish(
+        self,
+        text: str | Sequence[int],
+        *,
+        by: Agent,
+        role: str | None = "user",
+        behind: str = "records",
+        replaces: Record | None = None,
+    ) -> Record:
         """Make `text` readable by the whole group: the one way out of privacy.
 
-        It is encoded afresh behind public context only (the global tier, then the group's earlier
-        records), never copied from the author's KV. Published output keeps its token ids.
+        It is encoded afresh behind public context only, never copied from the author's KV: behind
+        the global tier and the group's earlier records ("records", so that who attaches all of them
+        in order has an exact prefix), or behind the global tier alone ("prompt"). `replaces` names
+        the record that holds no longer: whoever has read it is told (`Agent.outdated`), and what
+        was encoded behind it is encoded again before anybody attaches it. Published output keeps
+        its token ids. Raises `NotAMember`, `AgentClosed`, `RecordSuperseded`, `TextTooLarge`.
         """
         if not isinstance(by, Agent) or by.lab is not self.lab:
             raise BadInput("`by` must be an agent of this lab")
@@ -54,39 +58,76 @@ class Group:
             raise AgentClosed(f"{by.name} is {by.state} and cannot publish")
         if self.name not in by.groups:
             raise NotAMember(f"{by.name} is not in {self.name} and cannot publish there")
-        tokens = self.lab.text.encode(text, role)
-        record, last = self.lab.driver.call(lambda: self._publish(tokens, by))
+        if behind not in BEHIND:
+            raise BadInput(f"a record is encoded behind 'records' or 'prompt', not {behind!r}")
+        tokens = tuple(self.lab.text.encode(text, role))
+        chained = behind == "records"
+        record, last = self.lab.driver.call(
+            lambda: self._publish(tokens, by.name, chained, replaces)
+        )
         if not self.lab.driver.is_inside:
             self.lab.driver.drive_sync(last.future)
         return record
 
-    def _publish(self, tokens: list[int], by: Agent) -> tuple[Record, Request]:
-        engine = self.lab.engine
-        engine.check(tokens)
-        name = f"{self.name}/{len(self.records) + 1}"
-        seq_id = engine.register("record", name, label.group(self.name))
-        offset, length = engine.log.add_tokens(tokens)
-        record = Record(name, by.name, tuple(tokens), seq_id, offset)
-        engine.cache.record(Released(seq_id, by.name, self.name, offset, length))
-        last = Request(seq_id, "append", tokens, "group", self.name, offset=offset, seal=True)
-        if engine.policy.encodes_prompts:
-            for prompt in self.lab.prompts:
-                self.lab.submit(prompt.request(seq_id))
-            for earlier in self.records:
-                self.lab.submit(
-                    Request(
-                        seq_id, "append", earlier.tokens, "group", self.name,
-                        offset=earlier.offset, seal=True, record=earlier.seq_id,
-                    )
-                )  # fmt: skip
-            self.lab.submit(last)
+    def _publish(
+        self, tokens: tuple[int, ...], by: str, chained: bool, old: Record | None
+    ) -> tuple[Record, Request]:
+        if old is not None:
+            self.check(old)
+        at = len(self.records) if old is None else self.records.index(old)
+        name = f"{self.name}/{self._count + 1}" if old is None else old.name
+        version = 1 if old is None else old.version + 1
+        draft = Record(name, by, tokens, -1, -1, self.name, version, chained)
+        engine, earlier = self.lab.engine, self.records[:at]
+        record, last = publish(engine, self.lab.submit, draft, self.lab.prompts, earlier, old)
+        self.records[at : at + (old is not None)] = [record]
+        if old is None:
+            self._count += 1
         else:
-            last.future.set_result(None)
-        self.records.append(record)
+            self.newer[old.seq_id], self.superseded[old.seq_id] = record, old
         last.future.add_done_callback(lambda f: self._withdraw(record) if f.exception() else None)
         return record, last
 
+    def find(self, tokens: Sequence[int]) -> Record | None:
+        """The record with just this text, if one holds."""
+        wanted = tuple(tokens)
+        return next((record for record in self.records if record.tokens == wanted), None)
+
+    def check(self, record: Record) -> None:
+        """Raises `RecordSuperseded` or `BadInput` unless `record` holds in this group."""
+        if record in self.records:
+            return
+        if not isinstance(record, Record) or record.seq_id not in self.newer:
+            raise BadInput(f"{record!r} is no record of {self.name}")
+        raise RecordSuperseded(
+            f"version {record.version} of {record.name} holds no longer: use version "
+            f"{self.newest(record).version} (it is in `team.records`)"
+        )
+
+    def newest(self, record: Record) -> Record:
+        """The version of a record that came last."""
+        while record.seq_id in self.newer:
+            record = self.newer[record.seq_id]
+        return record
+
+    def versions(self, record: Record) -> list[Record]:
+        """The versions of a record that hold no longer."""
+        return [old for old in self.superseded.values() if old.name == record.name]
+
+    def refreshed(self) -> list[Record]:
+        """The records that hold, those encoded again that stood behind one that holds no longer
+        (lab's thread only). Their texts are the same."""
+        for old in list(self.records):
+            if is_stale(self.lab.engine, old):
+                self._publish(old.tokens, old.by, old.chained, old)
+        return list(self.records)
+
+    def offer(self, tokens: Sequence[int], by: Agent) -> Record:
+        """A record of a text that a member shares as it attaches it (lab's thread only)."""
+        return self._publish(tuple(tokens), by.name, False, None)[0]
+
     def _withdraw(self, record: Record) -> None:
         """A record that could not be encoded is nobody's to attach."""
-        self.records.remove(record)
+        if record in self.records:
+            self.records.remove(record)
         self.lab.engine.end(record.seq_id, "fail", "the record could not be encoded")

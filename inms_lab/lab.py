@@ -15,12 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from inms_lab import reload, usage
+from inms_lab import opening, reload, usage
 from inms_lab.agent import Agent, check_name
 from inms_lab.config import Config, default_block_size
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
 from inms_lab.errors import BadInput, LabClosed, LedgerViolation, UnknownGroup
+from inms_lab.gate import DEFAULT, Gate
 from inms_lab.group import Group
 from inms_lab.label import group, join, private
 from inms_lab.log import Log
@@ -28,8 +29,9 @@ from inms_lab.model.forward import Forward
 from inms_lab.outcome import StepReport
 from inms_lab.pieces import piece_of
 from inms_lab.policy import Policy, by_name
-from inms_lab.preload import Prompt, preload
+from inms_lab.preload import preload
 from inms_lab.programs import Program, Programs, Results
+from inms_lab.records import Prompt
 from inms_lab.request import Request
 from inms_lab.sizes import parse_bytes
 from inms_lab.text import Text
@@ -42,6 +44,8 @@ class Lab:
 
     `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
     inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides everything.
+    `gate`: what a record must satisfy to be used at another place than it was encoded at, by what
+    was measured for this model; None: never.
     """
 
     def __init__(
@@ -56,13 +60,14 @@ class Lab:
         device: str | None = None,
         dtype: Any = None,
         debug: bool = False,
+        gate: Gate | None = DEFAULT,
         config: Config | None = None,
     ) -> None:
         self.closed = True  # until it is built: what fails half-way needs no closing
         closed = reload.register(self)
         if closed:
             print(f"closed {closed} lab{'s' * (closed > 1)} that this cell had made before")
-        self.model = _load(model, device, dtype)
+        self.model = opening.load_model(model, device, dtype)
         limit = self.model.max_context if context is None else min(context, self.model.max_context)
         if config is None:
             config = Config(
@@ -78,7 +83,8 @@ class Lab:
         self.policy = by_name(mode) if isinstance(mode, str) else mode
         store = self.model.new_store()
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
-        self.engine = Engine(self.model, store, self.policy, config)
+        gate = opening.gate_for(self.model, gate)
+        self.engine = Engine(self.model, store, self.policy, config, gate)
         self.engine.log.piece = piece_of(self.model.tokenizer)
         name = model if isinstance(model, (str, Path)) else getattr(model, "name", model.digest)
         self.engine.log.about["model"] = Path(name).name  # a path is nobody's business
@@ -240,11 +246,3 @@ class Lab:
     def __repr__(self) -> str:
         counts = f"{len(self.agents)} agents, {len(self.log)} events"
         return f"<lab: {self.policy.name}, {counts}, {self.controls.state}>"
-
-
-def _load(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:
-    if isinstance(model, (str, Path)):
-        from inms_lab.model import load
-
-        return load(str(model), device=device, dtype=dtype)
-    return model

@@ -83,8 +83,11 @@ class Ledger:
             self._reclaim(seq)
             return
         if e.verb in ("append", "write"):
+            donor = self.sequences[e.source].segments[e.piece] if e.piece >= 0 else None
             size = self.pools[e.pool_id].block_size
-            seq.append(e, self.tokens[e.offset : e.offset + e.length], size)
+            seq.append(e, self.tokens[e.offset : e.offset + e.length], size, donor)
+        elif e.verb == "detach":
+            seq.detach(e, self.pools[e.pool_id].block_size)
         elif e.verb == "rollback":
             for pool_id, block in seq.rollback(e.count):
                 self.pools[pool_id].withdraw(block)
@@ -96,7 +99,10 @@ class Ledger:
         seq.move()
 
     def _released(self, e: Released) -> None:
-        self.records[e.group] = (*self.records.get(e.group, ()), e.seq_id)
+        """A new version takes the place of the one that it replaces."""
+        now = self.records.get(e.group, ())
+        new = tuple(e.seq_id if r == e.replaces else r for r in now)
+        self.records[e.group] = new if e.replaces in now else (*now, e.seq_id)
 
     # from a plan ----------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A log as a file: gzip of JSON lines, the same bytes for the same log, read without trust.
 
-    line 1   {"format": "inms-log", "version": 1, "first", "num_events", "num_tokens", "redacted",
+    line 1   {"format": "inms-log", "version": 2, "first", "num_events", "num_tokens", "redacted",
              "about"}
     then     {"snapshot": the books at `first`, or null}
              {"tokens": [...]}       the token table, a few thousand ids a line
@@ -38,7 +38,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.logcode import decided_of, event_of, event_row, ints, pack, row, unpack
 
-FORMAT, VERSION = "inms-log", 1
+FORMAT, VERSION, READS = "inms-log", 2, (1, 2)
 MAX_BYTES = 2 << 30  # of JSON, before compression
 MOST_REPLAYED = 200_000  # events up to which a file is replayed when it is read
 MAX_BLOCKS = 1 << 24  # of a pool in a file
@@ -185,7 +185,7 @@ class _Reader:
     def _header(self, data: Any) -> None:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise NotALog(f"{self.path} is no log of this program: its first line does not say so")
-        if data.get("version") != VERSION:
+        if data.get("version") not in READS:
             found = f"this file is of version {data.get('version')!r:.20}"
             raise LogVersionUnknown(
                 f"{self.path}: {found}, this program reads {VERSION}: update it"

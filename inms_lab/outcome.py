@@ -63,6 +63,14 @@ class Deferred:
 
 
 @dataclass(frozen=True, slots=True)
+class Gone:
+    """The KV of this holder's fragment, segment `segment`, is nowhere any more: detach it."""
+
+    seq_id: int
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A rule forbids it; `check` is the number of the check."""
 
@@ -79,7 +87,7 @@ class Stale:
     now: int
 
 
-Outcome: TypeAlias = Plan | NoRoom | Deferred | Refused
+Outcome: TypeAlias = Plan | NoRoom | Deferred | Refused | Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +129,8 @@ def decided(at: int, seq_id: int, budget: int, outcome: Outcome) -> Decided | No
         stop = at + len(outcome.events)
         parts = outcome.decisions
         return Decided(at, stop, seq_id, budget, "planned", parts=parts) if parts else None
+    if isinstance(outcome, Gone):
+        return None  # planning goes on with text of the holder's own
     if isinstance(outcome, NoRoom):
         reason = f"{outcome.pool_id}: {outcome.needed} blocks needed, {outcome.available} available"
         return Decided(at, at, seq_id, budget, "no room", 7, reason)

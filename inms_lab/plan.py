@@ -2,126 +2,117 @@
 
 `plan_extend` is the sharing decision. Block by block it asks the checks of checks.py: 1 to 5 (is
 there a published block with this fingerprint and these tokens, may this reader hold it) and 7 (is
-there room). It answers with a `Plan` or with a value that says why not. Nothing moves here;
-`cache.commit` is the door.
+there room). It answers with a `Plan` or with a value that says why not. Whether a text may be a
+fragment was settled when it entered (reuse.py). Nothing moves here; `cache.commit` is the door.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from itertools import chain
 
-from inms_lab.checks import (
-    blocks_to_take,
-    candidates,
-    clears,
-    is_being_written,
-    may_write,
-    same_tokens,
-)
-from inms_lab.events import Allocated, Copied, Event, Evicted, Shared
+from inms_lab.checks import blocks_to_take, is_being_written, may_write
+from inms_lab.events import Allocated, Copied, Event, Shared
+from inms_lab.freeing import evicted
 from inms_lab.ledger import Ledger
-from inms_lab.outcome import Chunk, Decision, Deferred, NoRoom, Outcome, Plan, Refused
-from inms_lab.pool import Pool
+from inms_lab.lookup import hits, stretch
+from inms_lab.outcome import Chunk, Decision, Deferred, Gone, NoRoom, Outcome, Plan, Refused
 from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
-
-
-def find(pool: Pool, segment: Segment, index: int, seq: Sequence) -> int | None:
-    """The block to share for block `index` of a segment: checks 1 to 5; None means compute."""
-    key = segment.key(index)
-    for block in candidates(pool, key):
-        if same_tokens(pool, block, segment, index, seq) and clears(seq, pool.labels[block]):
-            return block
-    return pool.pending.get(key) if "pending" in seq.off else None
 
 
 def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
     """The next chunk of a sequence, at most `budget` tokens: what to share, copy and allocate."""
-    seq = books.sequences[seq_id]
-    events: list[Event] = []
-    decisions: list[Decision] = []
-    spared: set[tuple[str, int]] = set()  # cached blocks that this plan mounts
-    taken: Counter[str] = Counter()  # blocks that this plan takes, by pool
-    start = stop = seq.num_computed
+    draft = _Draft(books, seq_id, budget)
+    seq = draft.seq
     for number, segment in enumerate(seq.segments):
-        pool, size, count = books.pools[segment.pool_id], segment.block_size, len(segment.tokens)
-        here = segment.computed
-        if here == count:
-            continue
-        if here % size == 0 and stop == start:
-            found = tuple(hits(pool, segment, here // size, seq))
-            if found:
-                first, here = here // size, min(here + len(found) * size, count)
-                events.append(Shared(seq_id, number, segment.pool_id, found, here))
-                decisions.append(Decision(number, first, len(found), "shared", "same fingerprint"))
-                spared.update((segment.pool_id, block) for block in found)
-                start = stop = segment.first_position + here
-        if here == count:
-            continue
-        if here % size == 0 and is_being_written(pool, segment, here // size):
-            if not events and start == stop:
-                return Deferred(
-                    seq_id, f"block {here // size} of segment {number} is being written"
-                )
-            break
-        if not may_write(seq, segment.tier) and "label" not in seq.off:
-            return Refused(seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
-        end = _stretch(pool, segment, here, min(count, here + budget - (stop - start)), seq)
-        first = -(-here // size)
-        keys = tuple(segment.key(index) for index in range(first, -(-end // size)))
-        partial = segment.blocks[here // size] if here % size and end > here else None
-        copies = partial is not None and pool.refs[partial] > 1
-        blocks, victims = blocks_to_take(pool, taken, spared, len(keys) + copies)
-        if len(blocks) < len(keys) + copies:
-            return NoRoom(seq_id, segment.pool_id, len(keys) + copies, len(blocks))
-        if victims:
-            events.append(evicted(pool, victims, "room", events))
-        if partial is not None and copies:
-            index, slots = here // size, here % size
-            where = (segment.pool_id, partial, segment.pool_id, blocks[0], slots)
-            events.append(Copied(seq_id, number, index, *where))
-            decisions.append(
-                Decision(number, index, 1, "copied", "another holder reads this block")
-            )
-        elif partial is not None and partial in pool.keys:
-            events.append(evicted(pool, (partial,), "overwritten", events))
-        if keys:
-            fresh = blocks[copies:]
-            events.append(Allocated(seq_id, number, segment.pool_id, fresh, keys, end))
-            decisions.append(
-                Decision(number, first, len(keys), "computed", "no block with this fingerprint")
-            )
-        stop += end - here
-        if end < count:
-            break
+        if segment.computed < len(segment.tokens):
+            answer = draft.extend(number, segment)
+            if answer is False:
+                break
+            if answer is not True:
+                return answer
+    start, stop = draft.start, draft.stop
     chunk = Chunk(seq_id, start, stop) if stop > start else None
     wanted = seq.to_generate > 0 or seq.wants_logits
     if chunk is None and wanted and stop == seq.num_tokens:
         chunk = Chunk(seq_id, stop - 1, stop, recompute=True)
-    return Plan(at, tuple(events), chunk, tuple(decisions))
+    return Plan(at, tuple(draft.events), chunk, tuple(draft.decisions))
 
 
-def hits(pool: Pool, segment: Segment, index: int, seq: Sequence) -> Iterator[int]:
-    """The blocks to share from block `index` on, as far as each is found."""
-    while (block := find(pool, segment, index, seq)) is not None:
-        yield block
-        index += 1
+class _Draft:
+    """A plan in the making: tokens `[start, stop)` are to be computed, behind what is mounted."""
 
+    def __init__(self, books: Ledger, seq_id: int, budget: int) -> None:
+        self.books, self.seq, self.budget = books, books.sequences[seq_id], budget
+        self.events: list[Event] = []
+        self.decisions: list[Decision] = []
+        self.spared: set[tuple[str, int]] = set()  # cached blocks that this plan mounts
+        self.taken: Counter[str] = Counter()  # blocks that this plan takes, by pool
+        self.start = self.stop = self.seq.num_computed
 
-def _stretch(pool: Pool, segment: Segment, here: int, end: int, seq: Sequence) -> int:
-    """How far from `here` towards `end` there is nothing to share or to wait for."""
-    for index in range(here // segment.block_size + 1, -(-end // segment.block_size)):
-        if is_being_written(pool, segment, index) or find(pool, segment, index, seq) is not None:
-            return index * segment.block_size
-    return end
+    def extend(self, number: int, segment: Segment) -> Outcome | bool:
+        """Take a segment on; False: the plan ends in it, True: the next segment may follow."""
+        here = self._share(number, segment)
+        if here == len(segment.tokens):
+            return True
+        seq, pool, size = self.seq, self.books.pools[segment.pool_id], segment.block_size
+        fresh = not self.events and self.start == self.stop
+        index = here // size
+        if here % size == 0 and is_being_written(pool, segment, index):
+            why = f"block {index} of segment {number} is being written"
+            return Deferred(seq.seq_id, why) if fresh else False
+        if segment.is_fragment:  # only mounted, behind what is computed; never written
+            return Gone(seq.seq_id, number) if fresh else False
+        if not may_write(seq, segment.tier) and "label" not in seq.off:
+            return Refused(seq.seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
+        return self._compute(number, segment, here)
 
+    def _share(self, number: int, segment: Segment) -> int:
+        """Mount what is found at the segment's end; gives the slots that have KV then."""
+        size, here = segment.block_size, segment.computed
+        if here % size or self.stop != self.start:
+            return here
+        first, pool = here // size, self.books.pools[segment.pool_id]
+        found = tuple(hits(pool, segment, first, self.seq))
+        if found:
+            here = min(here + len(found) * size, len(segment.tokens))
+            self.events.append(Shared(self.seq.seq_id, number, segment.pool_id, found, here))
+            outcome, reason = "shared", "same fingerprint"
+            if segment.is_fragment:
+                outcome, reason = "shared at a shift", f"a fragment, shift {segment.shift:+d}"
+            self._decide(number, first, len(found), outcome, reason)
+            self.spared.update((segment.pool_id, block) for block in found)
+            self.start = self.stop = segment.first_position + here
+        return here
 
-def evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: Iterable[Event]) -> Evicted:
-    """The event that takes these blocks' identity, behind those that the plan holds already."""
-    pool_id, keys = pool.spec.pool_id, tuple(pool.keys[block] for block in blocks)
-    earlier = (e.keys for e in before if isinstance(e, Evicted) and e.pool_id == pool_id)
-    gone = Counter(chain(keys, *earlier))
-    remaining = tuple(len(pool.index[key]) - gone[key] for key in keys)
-    return Evicted(pool_id, blocks, keys, remaining, cause)
+    def _compute(self, number: int, segment: Segment, here: int) -> Outcome | bool:
+        seq, pool, size = self.seq, self.books.pools[segment.pool_id], segment.block_size
+        count = len(segment.tokens)
+        limit = min(count, here + self.budget - (self.stop - self.start))
+        end = stretch(pool, segment, here, limit, seq)
+        first = -(-here // size)
+        keys = tuple(segment.key(index) for index in range(first, -(-end // size)))
+        partial = segment.blocks[here // size] if here % size and end > here else None
+        copies = partial is not None and pool.refs[partial] > 1
+        need = len(keys) + copies
+        blocks, victims = blocks_to_take(pool, self.taken, self.spared, need)
+        if len(blocks) < need:
+            return NoRoom(seq.seq_id, segment.pool_id, need, len(blocks))
+        if victims:
+            self.events.append(evicted(pool, victims, "room", self.events))
+        if partial is not None and copies:
+            index, slots = here // size, here % size
+            where = (segment.pool_id, partial, segment.pool_id, blocks[0], slots)
+            self.events.append(Copied(seq.seq_id, number, index, *where))
+            self._decide(number, index, 1, "copied", "another holder reads this block")
+        elif partial is not None and partial in pool.keys:
+            self.events.append(evicted(pool, (partial,), "overwritten", self.events))
+        if keys:
+            fresh = blocks[copies:]
+            self.events.append(Allocated(seq.seq_id, number, pool.spec.pool_id, fresh, keys, end))
+            why = segment.why or "no block with this fingerprint"
+            self._decide(number, first, len(keys), "computed", why)
+        self.stop += end - here
+        return end == count
+
+    def _decide(self, number: int, first: int, count: int, outcome: str, reason: str) -> None:
+        self.decisions.append(Decision(number, first, count, outcome, reason))

@@ -16,7 +16,7 @@ from inms_lab.errors import BadInput
 from inms_lab.label import PUBLIC, Label, group, join, private
 
 GLOBAL, GROUP, PRIVATE, COMMON = "global", "group", "private", "common"
-SWITCHES = ("label", "tokens", "position", "pending")
+SWITCHES = ("label", "tokens", "position", "gate", "pending")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,11 @@ class Policy(Protocol):
 
     @property
     def encodes_prompts(self) -> bool:
-        """Whether a sealed prompt or a record gets KV of its own, for others to mount."""
+        """Whether a sealed prompt gets KV of its own, for others to mount."""
+
+    @property
+    def encodes_records(self) -> bool:
+        """Whether a published record gets KV of its own (else only its text is shared)."""
 
     @property
     def forgets_private(self) -> bool:
@@ -66,6 +70,7 @@ class Independent:
     name: str = "independent"
     off: frozenset[str] = frozenset()
     encodes_prompts: bool = False
+    encodes_records: bool = False
     forgets_private: bool = True
 
     def place(self, tier: str, owner: str, group_name: str, behind: Label) -> Place:
@@ -84,6 +89,7 @@ class Global:
     name: str = "global"
     off: frozenset[str] = frozenset()
     encodes_prompts: bool = True
+    encodes_records: bool = True
     forgets_private: bool = False
 
     def place(self, tier: str, owner: str, group_name: str, behind: Label) -> Place:
@@ -102,6 +108,7 @@ class Inms:
     name: str = "inms"
     off: frozenset[str] = frozenset()
     encodes_prompts: bool = True
+    encodes_records: bool = True
     forgets_private: bool = True
 
     def place(self, tier: str, owner: str, group_name: str, behind: Label) -> Place:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
@@ -13,22 +12,10 @@ from tqdm.auto import tqdm
 from inms_lab.errors import BadInput, InmsError
 from inms_lab.label import PUBLIC
 from inms_lab.outcome import StepReport
-from inms_lab.request import Request
+from inms_lab.records import Prompt
 
 if TYPE_CHECKING:
     from inms_lab.lab import Lab
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A sealed part of the global tier: its tokens and their place in the token table."""
-
-    tokens: tuple[int, ...]
-    offset: int
-
-    def request(self, seq_id: int) -> Request:
-        """Take it into a holder's context."""
-        return Request(seq_id, "append", self.tokens, "global", offset=self.offset, seal=True)
 
 
 def preload(lab: Lab, system: str | Sequence[int], tools: Any, progress: bool) -> None:

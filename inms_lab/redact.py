@@ -33,13 +33,11 @@ from inms_lab.events import (
     Released,
     Stepped,
 )
-from inms_lab.fingerprint import digest
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.sequence import Sequence
+from inms_lab.redact_books import NOWHERE, masked_snapshot
 
 SOURCES = ("prompt", "released")
-NOWHERE = -1  # a masked token that never became part of a context
 
 
 def redacted(log: Log, keep: Collection[str] = SOURCES) -> Log:
@@ -80,7 +78,8 @@ class Contexts:
     def __init__(self, log: Log, keep: Collection[str], snapshot: dict[str, Any] | None) -> None:
         snapshot = snapshot or {"records": {}, "sequences": {}}
         self.log, self.public = log, public_offsets(log, keep, snapshot["sequences"])
-        self.nodes: dict[tuple[int, int], int] = {}  # (node before, token) -> node
+        # (node before, token; of a fragment also whose it is) -> node
+        self.nodes: dict[tuple[int, ...], int] = {}
         self.tokens: list[int] = []  # of each node
         self.shown: set[int] = set()  # nodes whose token is public
         self.roots: dict[bytes, int] = {}  # namespace -> what stands before its first nodes
@@ -104,7 +103,8 @@ class Contexts:
             prompt = seq["kind"] == "prompt" and "prompt" in keep
             record = seq["kind"] == "record" and "released" in keep and seq_id in released
             for segment in seq["segments"]:
-                self._extend(seq_id, segment["tokens"], repeat(prompt or record))
+                whose = (segment["source"],) if segment.get("is_fragment") else ()
+                self._extend(seq_id, segment["tokens"], repeat(prompt or record), whose)
 
     def _enter(self, seq_id: int, namespace: bytes, off: Collection[str], parent_id: int) -> None:
         if "position" in off:
@@ -119,7 +119,8 @@ class Contexts:
         if isinstance(e, Registered):
             self._enter(e.seq_id, e.namespace, e.off, e.parent_id)
         elif isinstance(e, Commanded) and e.verb in ("append", "write"):
-            self.added[number] = self._read(e.seq_id, e.offset, e.length)
+            whose = (e.source,) if e.piece >= 0 else ()
+            self.added[number] = self._read(e.seq_id, e.offset, e.length, whose)
             self.released.setdefault((e.seq_id, e.offset, e.length), self.added[number])
         elif isinstance(e, Commanded) and e.verb == "rollback":
             del self.texts[e.seq_id][e.count :]
@@ -129,16 +130,20 @@ class Contexts:
                 self.added[number] += self._read(seq_id, offset, num_sampled)
                 offset += num_sampled
 
-    def _read(self, seq_id: int, offset: int, length: int) -> list[int]:
+    def _read(
+        self, seq_id: int, offset: int, length: int, whose: tuple[int, ...] = ()
+    ) -> list[int]:
         """Tokens of the table come behind a holder's context; gives their nodes."""
         place = slice(offset, offset + length)
-        return self._extend(seq_id, self.log.tokens[place], self.public[place])
+        return self._extend(seq_id, self.log.tokens[place], self.public[place], whose)
 
-    def _extend(self, seq_id: int, tokens: Iterable[int], public: Iterable[int]) -> list[int]:
+    def _extend(
+        self, seq_id: int, tokens: Iterable[int], public: Iterable[int], whose: tuple[int, ...]
+    ) -> list[int]:
         text = self.texts[seq_id]
         start, node = len(text), text[-1] if text else self.root_of[seq_id]
         for token, is_public in zip(tokens, public):  # noqa: B905  (what is public may be endless)
-            node = self.nodes.setdefault((node, token), len(self.tokens))
+            node = self.nodes.setdefault((node, token, *whose), len(self.tokens))
             if node == len(self.tokens):
                 self.tokens.append(token)
             if is_public:
@@ -166,7 +171,7 @@ class _Fold:
 
     def _masked(self, number: int, e: Event) -> Event:
         if isinstance(e, Commanded):
-            offset = self._place(self._visible(number)) if e.verb in ("append", "write") else 0
+            offset = self._place(self._text(number, e)) if e.verb in ("append", "write") else 0
             cause = error_type(e.cause) if e.verb == "fail" else e.cause
             return replace(e, offset=offset, cause=cause)
         if isinstance(e, Stepped):
@@ -182,6 +187,14 @@ class _Fold:
             keys = tuple(segment.key(first + index) for index in range(len(e.blocks)))
             return replace(e, keys=keys)
         return e
+
+    def _text(self, number: int, e: Commanded) -> list[int]:
+        """What is seen of a text; of a fragment what is seen of it where it was encoded."""
+        if e.piece < 0:
+            return self._visible(number)
+        donor = self.books.sequences[e.source].segments[e.piece]
+        start = e.encoded - donor.encoded
+        return donor.tokens[start : start + e.length].tolist()
 
     def _visible(self, number: int) -> list[int]:
         return self.contexts.visible(self.contexts.added[number])
@@ -201,50 +214,3 @@ class _Fold:
         if place == len(self.out.tokens):
             self.out.tokens.extend(text)
         return place
-
-
-def masked_snapshot(snapshot: dict[str, Any], contexts: Contexts) -> dict[str, Any]:
-    """The same books with the texts as they are seen and keys to match. A block that no holder's
-    text names any longer gets a key and tokens that stand for nothing: if a later event finds it
-    after all, the log cannot be masked."""
-    known: dict[bytes, tuple[bytes, bytes]] = {}  # key -> masked key and tokens
-    sequences = {}
-    for seq_id, state in snapshot["sequences"].items():
-        nodes = contexts.before[seq_id]
-        old = _with_text(state, [contexts.tokens[node] for node in nodes])
-        new = _with_text(state, contexts.visible(nodes))
-        roots = (part["root"] for part in state["segments"])
-        if any(s.tokens and s.root != r for s, r in zip(old.segments, roots, strict=True)):
-            raise PlanInvalid(f"the text before a segment of {old.name} is gone")
-        for s, t in zip(old.segments, new.segments, strict=True):
-            for index in range(-(-len(s.tokens) // s.block_size)):
-                known[s.key(index)] = t.key(index), t.block_tokens(index)
-        sequences[seq_id] = new.snapshot()
-    pools = {pool_id: _masked_pool(pool, known) for pool_id, pool in snapshot["pools"].items()}
-    return {**snapshot, "pools": pools, "sequences": sequences}
-
-
-def _with_text(state: dict[str, Any], tokens: list[int]) -> Sequence:
-    """The holder with other tokens, as many as it has, and what follows from them."""
-    seq, at = Sequence.of(state), 0
-    end = seq.namespace
-    for segment in seq.segments:
-        count = len(segment.tokens)
-        segment.root, segment.tokens = end, array("i", tokens[at : at + count])
-        end, at = segment.end(), at + count
-    return seq
-
-
-def _masked_pool(state: dict[str, Any], known: dict[bytes, tuple[bytes, bytes]]) -> dict[str, Any]:
-    held = dict(state["tokens"])
-    for block, key in (*state["keys"], *state["promised"]):
-        nothing = array("i", [NOWHERE] * (len(held.get(block, b"")) // 4)).tobytes()
-        known.setdefault(key, (digest(b"masked", b"%d" % len(known)), nothing))
-    return {
-        **state,
-        "keys": [(block, known[key][0]) for block, key in state["keys"]],
-        "tokens": [(block, known[key][1]) for block, key in state["keys"]],
-        "index": [(known[key][0], blocks) for key, blocks in state["index"]],
-        "pending": [(known[key][0], block) for key, block in state["pending"]],
-        "promised": [(block, known[key][0]) for block, key in state["promised"]],
-    }

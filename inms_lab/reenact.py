@@ -27,9 +27,10 @@ from inms_lab.events import (
 from inms_lab.freeing import aborted, forgotten, freed, plan_preempt
 from inms_lab.ledger import ENDS, Ledger
 from inms_lab.log import Log
-from inms_lab.outcome import Chunk, NoRoom, Plan
+from inms_lab.outcome import Chunk, Gone, NoRoom, Plan
 from inms_lab.plan import plan_extend
 from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Inms, Place, Policy, by_name
+from inms_lab.reuse import Reuse, Terms, detach, place_of, reuse
 from inms_lab.sequence import Sequence
 
 TABLE = (Shared, Allocated, Copied)  # what a plan to extend does to a table
@@ -40,20 +41,6 @@ def policy_of(log: Log) -> Policy:
     """The policy that a log was made under."""
     policy, off = by_name(log.about.get("mode", "inms")), log.about.get("off", ())
     return policy.without(*off) if isinstance(policy, Inms) and off else policy
-
-
-def sealed_texts(log: Log) -> dict[bytes, tuple[str, str, int]]:
-    """Tier, group and record of the sealed texts that a log tells of by their holders."""
-    prompts = {e.seq_id for e in log.events if isinstance(e, Registered) and e.kind == "prompt"}
-    out = {}
-    for event in log.events:
-        if isinstance(event, (Commanded, Released)):
-            text = log.tokens[event.offset : event.offset + event.length].tobytes()
-            if isinstance(event, Released):
-                out[text] = (GROUP, event.group, event.seq_id)
-            elif event.length and event.seq_id in prompts:
-                out[text] = (GLOBAL, "", -1)
-    return out
 
 
 class Reenactment:
@@ -78,7 +65,8 @@ class Reenactment:
         self._moved = -1  # the holder whose text that is
         self._touched: dict[int, bool] = {}  # tables changed in this step; a begun block goes on
         self._through: dict[int, tuple[str, int]] = {}  # the block that a holder's cut went through
-        self._sealed = {} if self.was.name == "inms" else sealed_texts(log)
+        self.terms = Terms.of(log.about)
+        self._groups: dict[int, str] = {}  # record -> its group
         named = {n for e in log.events if isinstance(e, Registered) for n in e.clearance}
         self.groups = tuple(sorted(n[6:] for n in named if n.startswith("group:")))
         for pool_id, tier, label in () if self.exact else self.policy.pools(self.groups):
@@ -105,6 +93,7 @@ class Reenactment:
         elif isinstance(event, Registered):
             self._register(event)
         elif isinstance(event, Released):
+            self._groups[event.seq_id] = event.group
             self._apply((event,))
         elif isinstance(event, Commanded):
             seq = self.books.sequences[event.seq_id]
@@ -145,41 +134,51 @@ class Reenactment:
                 block = cut.blocks[(e.count - cut.first_position) // cut.block_size]
                 self._through[seq.seq_id] = (cut.pool_id, block)
             return (e, *freed(seq, e.count, "rolled back"))
-        if e.verb in ("append", "write"):
-            place = self._place(index, e, seq)
-            e = replace(e, pool_id=place.pool_id, tier=place.tier, indexed=place.indexed)
-            e = replace(e, label=tuple(sorted(place.label)))
-        return (e,)
+        if e.verb == "detach":  # planning finds out by itself what is gone here
+            return ()
+        return (self._placed(index, e, seq) if e.verb in ("append", "write") else e,)
 
-    def _place(self, index: int, e: Commanded, seq: Sequence) -> Place:
+    def _placed(self, index: int, e: Commanded, seq: Sequence) -> Commanded:
+        """The text where this policy puts it, mounted from what there is to mount here."""
+        moved = seq.seq_id == self._moved
         if self.instead and self.instead[0] == index:
             self._moved = seq.seq_id
             tier, _, name = self.instead[1].partition(":")
-            moved = self.policy.place(tier, seq.name, name, seq.label())
-            self.placed = moved.tier
-            return moved
-        if self.policy == self.was and seq.seq_id != self._moved:
-            return Place(e.pool_id, e.tier, frozenset(e.label), e.indexed)
-        groups = [n for n in e.label if n.startswith("group:") and n not in seq.label()]
-        tier, name, record = e.tier, "".join(groups[:1]).removeprefix("group:"), -1
-        if self.was.name != "inms":
-            tier, name, record = self._said(e, seq)
-        own = record in (-1, seq.seq_id)
-        if not own and not self.books.sequences[record].stands_behind(seq):
-            tier = PRIVATE  # encoded behind another context, or gone
-        return self.policy.place(tier, seq.name, name, seq.label())
+            place, known = self.policy.place(tier, seq.name, name, seq.label()), Reuse()
+            self.placed = place.tier
+        elif self.exact and not moved:
+            return e
+        else:
+            place, known = self._said(e, seq)
+        e = replace(e, tier=place.tier, label=tuple(sorted(place.label)))
+        e = replace(e, pool_id=place.pool_id, indexed=place.indexed)
+        if known.piece < 0:
+            return replace(e, piece=-1, encoded=-1, cause=known.why)
+        donor = self.books.sequences[known.source].segments[known.piece]
+        return replace(e, source=known.source, piece=known.piece, encoded=donor.encoded)
 
-    def _said(self, e: Commanded, seq: Sequence) -> tuple[str, str, int]:
-        """Tier, group and record of a text whose placement does not tell."""
-        text = self.log.tokens[e.offset : e.offset + e.length].tobytes()
-        if not e.seal or self.policy.name != "inms":
-            return PRIVATE, "", -1
-        if self.was.name != "global" or (seq.kind == "record" and text not in self._sealed):
+    def _said(self, e: Commanded, seq: Sequence) -> tuple[Place, Reuse]:
+        """Where a text goes under this policy, by whose it is."""
+        source = self.real.sequences[e.source] if e.source >= 0 else seq
+        name = self._groups.get(source.seq_id, "")
+        tier = {"prompt": GLOBAL, "record": GROUP}.get(source.kind, PRIVATE)
+        tiers = self.policy.name == "inms"
+        if tier != PRIVATE and tiers and not self.was.encodes_prompts:
             raise BadInput(
-                f"a log of mode {self.was.name} does not tell which sealed texts were global or a "
-                "group's: begin with a log of mode inms"
+                f"in a log of mode {self.was.name} nobody encoded the sealed texts: begin with "
+                "a log of mode inms or global"
             )
-        return self._sealed.get(text, (PRIVATE, "", -1))
+        attached = source.kind == "record" and source is not seq
+        known = Reuse()
+        if attached or e.piece >= 0:
+            text = self.log.tokens[e.offset : e.offset + e.length].tobytes()
+            record = source.seq_id if attached else -1
+            known = reuse(self.books, self.terms, seq, text, record, e.piece >= 0)
+        if known.piece >= 0:
+            return place_of(self.books.sequences[known.source].segments[known.piece]), known
+        if attached and not known.exact and seq.kind == "agent":
+            tier = PRIVATE  # encoded at another place, or gone
+        return self.policy.place(tier, seq.name, name, seq.label()), known
 
     def _edit(self, e: Copied) -> None:
         """The copy that an edit of sealed text begins with."""
@@ -223,6 +222,9 @@ class Reenactment:
                 if gives is None:
                     return
                 self._apply(gives.events)
+                continue
+            if isinstance(plan, Gone):
+                self._apply(detach(self.books, self.policy, 0, plan).events)
                 continue
             if not isinstance(plan, Plan):
                 return

@@ -32,7 +32,8 @@ class Request:
     count: int = 0
     seal: bool = False
     fresh: bool = False
-    record: int = -1  # attach: the record's holder, whose blocks are mounted if the context agrees
+    record: int = -1  # attach: the record's holder, whose KV is mounted: exact, or as a fragment
+    afresh: tuple[int, ...] = ()  # blocks of the fragment that are computed all the same
     cause: str = ""
     sampling: Sampling = field(default_factory=Sampling)
     stop_tokens: frozenset[int] = frozenset()

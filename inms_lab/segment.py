@@ -6,26 +6,34 @@ Half-open intervals of its slots:
     [length, len(tokens)) known tokens; the last block's rest is theirs without another event
 `len(blocks) == ceil(length / block_size)` always. Slots of a closed segment's last block beyond its
 tokens stay unused: a segment that starts on a fresh block shares fully and wastes at most these.
+
+A segment is a *fragment* where its KV was encoded somewhere else than its reader has it: behind
+other text (`root` is not `behind`), mostly at another position too (`encoded` is not
+`first_position`). Its blocks are found under the keys that they were written under; only queries
+know the shift.
 """
 
 from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from inms_lab.fingerprint import block_key, cut
+from inms_lab.fingerprint import block_key, cut, digest
 
 
 @dataclass(slots=True)
 class Segment:
-    """Tokens that lie together; `root` is the digest of all that stands before it."""
+    """Tokens that lie together; `behind` is the digest of all that its reader has before it."""
 
     pool_id: str
     tier: str
     label: tuple[str, ...]
     block_size: int
-    first_position: int
-    root: bytes
+    first_position: int  # of its reader
+    behind: bytes
+    encoded: int  # the position that the first token's key is rotated for
+    root: bytes  # digest of what the KV is encoded behind
     key_label: bytes
     open: bool  # may grow
     indexed: bool  # may be looked up and found
@@ -34,7 +42,9 @@ class Segment:
     length: int = 0
     computed: int = 0
     chained: bool = True  # keys cover what stands before (off only for a lesson)
-    shift: int = 0  # reader's position minus encoded position; always 0 for prefixes
+    is_fragment: bool = False
+    source: int = -1  # the holder whose text it is: a record, a prompt, or who encoded the KV
+    why: str = ""  # why that holder's KV is not mounted
     keys: list[bytes] = field(default_factory=list, compare=False)  # memo of full blocks' keys
 
     @property
@@ -47,9 +57,36 @@ class Segment:
         """Tokens that a step may still write into the blocks of the table."""
         return min(len(self.tokens), len(self.blocks) * self.block_size) - self.computed
 
+    @property
+    def shift(self) -> int:
+        """The reader's position of a token minus the position that its key is rotated for."""
+        return self.first_position - self.encoded
+
     def copy(self) -> Segment:
         """An independent copy."""
         return replace(self, tokens=self.tokens[:], blocks=self.blocks[:], keys=self.keys[:])
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Segment:
+        """The segment with these fields (those of an old file have no place but their own)."""
+        own = {"behind": state["root"], "encoded": state["first_position"]}
+        known = {name: value for name, value in state.items() if name in cls.__slots__}
+        return cls(**(own | known)).copy()
+
+    def take_from(self, donor: Segment, encoded: int) -> None:
+        """Become a fragment: the KV of `donor` from the block on whose first position is `encoded`,
+        found under the donor's keys."""
+        block = (encoded - donor.encoded) // donor.block_size
+        self.is_fragment = True
+        self.encoded, self.root = encoded, donor.chain(block - 1) if block else donor.root
+        self.key_label, self.chained = donor.key_label, donor.chained
+
+    def move_behind(self, behind: bytes) -> None:
+        """Something else stands before this segment now; own text is to be computed behind it."""
+        if not self.is_fragment and self.behind != behind:
+            self.root = behind
+            self.keys.clear()
+        self.behind = behind
 
     def key(self, index: int) -> bytes:
         """Key of block `index`, or b"" where its content is not final or must not be found."""
@@ -70,12 +107,14 @@ class Segment:
         if not self.chained:
             return block_key(b"", self.key_label, 0, tokens)
         parent = self.keys[index - 1] if index else self.root
-        return block_key(parent, self.key_label, self.first_position + start, tokens)
+        return block_key(parent, self.key_label, self.encoded + start, tokens)
 
     def end(self) -> bytes:
-        """Digest of everything up to this segment's last token, and of the cut after it."""
+        """Digest of everything up to this segment's last token, and of the cut after it. Behind a
+        fragment it names the fragment's KV and what the reader has before it."""
         count = len(self.tokens)
-        return cut(self.chain((count - 1) // self.block_size) if count else self.root, count)
+        last = self.chain((count - 1) // self.block_size) if count else self.behind
+        return cut(digest(b"fragment", self.behind, last) if self.is_fragment else last, count)
 
     def mount(self, blocks: tuple[int, ...], length: int, written: bool) -> None:
         """`blocks` come behind the table; the segment has `length` slots now."""

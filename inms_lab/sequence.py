@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from itertools import pairwise
 from typing import Any
 
 from inms_lab import lifecycle
@@ -74,38 +75,57 @@ class Sequence:
         """Digest of the whole context: the parent of whatever segment comes next."""
         return self.segments[-1].end() if self.segments else self.namespace
 
-    def stands_behind(self, other: Sequence) -> bool:
-        """Whether this record is there, and was encoded behind just what `other` holds now: then
-        its text can be mounted at `other`'s end."""
-        return bool(self.is_live and self.segments) and self.segments[-1].root == other.end()
-
-    def append(self, event: Commanded, tokens: array[int], block_size: int) -> None:
+    def append(
+        self, event: Commanded, tokens: array[int], block_size: int, donor: Segment | None = None
+    ) -> None:
         """Put `tokens` at the end: into the open last segment if it is of the same kind; sealed
-        text is always a segment of its own."""
+        text is always a segment of its own. `donor`: the segment whose KV a fragment has."""
         last = self.segments[-1] if self.segments else None
         where = (event.pool_id, event.tier, event.label, event.indexed)
         own = event.fresh or event.seal
         if last is None or own or not last.open or where != last.where:
-            root, first = self.end(), self.num_tokens
             if last is not None:
                 last.open = False
-            label = event.label if "label" not in self.off else ()
-            last = Segment(
-                pool_id=event.pool_id,
-                tier=event.tier,
-                label=event.label,
-                block_size=block_size,
-                first_position=first,
-                root=root,
-                key_label=label_bytes(label),
-                open=True,
-                indexed=event.indexed,
-                chained="position" not in self.off,
-            )
+            last = self._segment(event, self.end(), self.num_tokens, block_size)
+            if donor is not None:
+                last.take_from(donor, event.encoded)
             self.segments.append(last)
         last.tokens.extend(tokens)
         last.open = not event.seal
         self.wanted = self.num_tokens if tokens else self.wanted
+
+    def _segment(self, event: Commanded, behind: bytes, first: int, block_size: int) -> Segment:
+        label = event.label if "label" not in self.off else ()
+        return Segment(
+            pool_id=event.pool_id,
+            tier=event.tier,
+            label=event.label,
+            block_size=block_size,
+            first_position=first,
+            behind=behind,
+            encoded=first,
+            root=behind,
+            key_label=label_bytes(label),
+            open=True,
+            indexed=event.indexed,
+            chained="position" not in self.off,
+            source=event.source,
+            why=event.cause,
+        )
+
+    def detach(self, event: Commanded, block_size: int) -> None:
+        """What is not mounted of a fragment becomes a segment of this holder's own, and whatever
+        stands behind it will be computed behind that."""
+        old = self.segments[event.count]
+        at = old.computed
+        first = old.first_position + at
+        own = self._segment(event, old.behind, first, block_size)
+        own.open, own.source = False, old.source
+        own.tokens.extend(old.tokens[at:])
+        old.truncate(at)
+        self.segments[event.count : event.count + 1] = [old, own] if at else [own]
+        for before, segment in pairwise(self.segments[event.count - (event.count > 0) :]):
+            segment.move_behind(before.end())
 
     def rollback(self, count: int) -> list[tuple[str, int]]:
         """Keep the first `count` tokens; gives the (pool, block) that the cut goes through.
@@ -118,7 +138,7 @@ class Sequence:
             if keep == len(segment.tokens):
                 continue
             segment.truncate(keep)
-            segment.open = segment.tier not in READ_ONLY
+            segment.open = segment.tier not in READ_ONLY and not segment.is_fragment
             index = keep // segment.block_size
             if keep % segment.block_size and index < len(segment.blocks):
                 through.append((segment.pool_id, segment.blocks[index]))
@@ -135,7 +155,7 @@ class Sequence:
         if number:  # what was cut at the end of one of its blocks
             before = self.segments[number - 1]
             count, rest = divmod(len(before.tokens), before.block_size)
-            if count and not rest:
+            if count and not rest and not before.is_fragment:
                 parents.append(before.chain(count - 1))
         at = segment.first_position
         known = any(block_key(p, label, at, tokens) == pool.keys[block] for p in parents)
@@ -193,5 +213,5 @@ class Sequence:
         """The holder with this `snapshot()`."""
         sequence = object.__new__(cls)
         sequence.__dict__.update({k: v for k, v in state.items() if k != "segments"})
-        sequence.segments = [Segment(**s).copy() for s in state["segments"]]
+        sequence.segments = [Segment.of(s) for s in state["segments"]]
         return sequence

@@ -78,6 +78,8 @@ class Shadow:
         """The slots of positions `[start, stop)` hold KV; text behind a cut counts no longer."""
         before = Before(seq)
         for segment in seq.segments:
+            if segment.is_fragment:
+                continue  # it was written elsewhere
             low = max(0, start - segment.first_position)
             high = min(segment.computed, len(segment.tokens), stop - segment.first_position)
             size = segment.block_size

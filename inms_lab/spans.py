@@ -35,13 +35,14 @@ def span_of(seq: Sequence, chunk: Chunk, tile: int) -> Span:
         visible = min(len(segment.tokens), chunk.stop - first)
         if visible <= 0:
             break
+        shift = 0 if "position" in seq.off else segment.shift  # off: a lesson
         for start in range(0, visible, tile):
             length = min(tile, visible - start)
             slot = segment.blocks[start // size] * size + start % size
             blocks = segment.blocks[start // size + 1 : -(-(start + length) // size)]
             more = tuple(block * size for block in blocks)
             tiles.append(
-                TileRef(segment.pool_id, slot, first + start, length, more, min(tile, size))
+                TileRef(segment.pool_id, slot, first + start, length, more, min(tile, size), shift)
             )
         begin = max(0, chunk.start - first)
         tokens.extend(segment.tokens[begin:visible])

@@ -33,10 +33,10 @@ from inms_lab.events import (
     Stepped,
 )
 from inms_lab.fingerprint import Namespace
+from inms_lab.freeing import evicted
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.logcode import ints
-from inms_lab.plan import evicted
 
 Run = tuple[Hashable, list[Hashable], list[int]]  # the block before, new blocks, their tokens
 POOL, TIER = "vllm", "common"

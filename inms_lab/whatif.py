@@ -13,9 +13,10 @@ from inms_lab.errors import BadInput, PlanInvalid
 from inms_lab.events import Allocated, Commanded, Copied, Event, Registered, Shared, Stepped
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
+from inms_lab.lookup import hits
 from inms_lab.outcome import Decided, Decision, Deferred, NoRoom, Outcome, Plan, Refused
 from inms_lab.outcome import decided as decided_of
-from inms_lab.plan import hits, plan_extend
+from inms_lab.plan import plan_extend
 from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Policy
 from inms_lab.reenact import Reenactment, policy_of
 

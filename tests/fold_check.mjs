@@ -19,7 +19,7 @@ function plain(fold, state) {
     }
   }
   const seqs = state.seqs.map(q => [q.state, q.number, q.generate, q.logits, q.wanted, q.segments.map(s =>
-    [str(s.pool), s.tier, str(s.label), s.size, s.first, s.open, s.indexed, fold.tokensOf(s, 0, s.count), s.blocks.slice(), s.length, s.computed])]);
+    [str(s.pool), s.tier, str(s.label), s.size, s.first, s.encoded, s.fragment, s.source, s.open, s.indexed, fold.tokensOf(s, 0, s.count), s.blocks.slice(), s.length, s.computed])]);
   const records = Object.fromEntries([...state.records].map(([k, v]) => [str(k), v]));
   return { pools, seqs, records, step: state.step, row: state.row() };
 }

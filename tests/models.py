@@ -1,8 +1,9 @@
 """Tiny random models of many architectures, fast enough to build in every test.
 
 Weights are drawn wide (standard deviation 0.3), so that attention is not flat and the margin of the
-best token is real. `WANTED` are those that the lab must admit, `REFUSED` those that it must turn
-down by name; `OTHERS` are admitted too, with rotations worth a look.
+best token is real. `WANTED` are those that the lab must admit, `OTHERS` are admitted too, with
+rotations worth a look; the keys of both may be used at another position. `UNSAFE` are admitted, but
+their keys may not. `REFUSED` are turned down by name.
 """
 
 from __future__ import annotations
@@ -15,16 +16,24 @@ from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
     CohereConfig,
+    Ernie4_5Config,
     Gemma2Config,
     GlmConfig,
     GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
     GptOssConfig,
+    GraniteConfig,
     HunYuanDenseV1Config,
+    Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
+    MptConfig,
     NanoChatConfig,
+    OPTConfig,
     PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -50,6 +59,7 @@ SIZES = {
     "tie_word_embeddings": False,
 }
 THETA = {"rope_theta": 10000.0}
+LINEAR = THETA | {"rope_type": "linear", "factor": 4.0}
 LLAMA3 = THETA | {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -106,6 +116,11 @@ def mistral(sliding_window: int | None = None, **settings: Any) -> PreTrainedMod
     return build(MistralConfig, sliding_window=sliding_window, **settings)
 
 
+def linear(**settings: Any) -> PreTrainedModel:
+    """Llama whose positions are divided by four."""
+    return build(LlamaConfig, rope_parameters=LINEAR, **settings)
+
+
 def llama3(**settings: Any) -> PreTrainedModel:
     """Llama with `llama3` frequencies."""
     return build(LlamaConfig, rope_parameters=LLAMA3, **settings)
@@ -114,6 +129,31 @@ def llama3(**settings: Any) -> PreTrainedModel:
 def yarn(**settings: Any) -> PreTrainedModel:
     """Llama with YaRN: its cos and sin carry a factor, `attention_scaling`."""
     return build(LlamaConfig, rope_parameters=YARN, **settings)
+
+
+def mqa(**settings: Any) -> PreTrainedModel:
+    """Llama whose four query heads share one KV head."""
+    return build(LlamaConfig, num_key_value_heads=1, **settings)
+
+
+def mha(**settings: Any) -> PreTrainedModel:
+    """Llama with a KV head for every query head."""
+    return build(LlamaConfig, num_key_value_heads=4, **settings)
+
+
+def granite(**settings: Any) -> PreTrainedModel:
+    """Granite: a scale of the scores of its own."""
+    return build(GraniteConfig, attention_multiplier=0.5, **settings)
+
+
+def gpt_neox(**settings: Any) -> PreTrainedModel:
+    """GPT-NeoX: only a quarter of each head is rotated; no grouped queries."""
+    return build(
+        GPTNeoXConfig,
+        num_key_value_heads=4,
+        rope_parameters=THETA | {"partial_rotary_factor": 0.25},
+        **settings,
+    )
 
 
 def dynamic(**settings: Any) -> PreTrainedModel:
@@ -129,6 +169,24 @@ def longrope(**settings: Any) -> PreTrainedModel:
 def smollm3(**settings: Any) -> PreTrainedModel:
     """SmolLM3 whose second layer has no rotation at all."""
     return build(SmolLM3Config, no_rope_layers=[1, 0, 1], **settings)
+
+
+def yarn_nope(**settings: Any) -> PreTrainedModel:
+    """SmolLM3 with YaRN, its second layer without a rotation."""
+    return smollm3(rope_parameters=YARN, **settings)
+
+
+def llama4(**settings: Any) -> PreTrainedModel:
+    """Llama 4: complex numbers, a layer without a rotation, and norms after the rotation that have
+    no weights, so that they and a rotation may change places."""
+    return build(
+        Llama4TextConfig,
+        no_rope_layers=[1, 0, 1],
+        num_local_experts=2,
+        num_experts_per_tok=1,
+        intermediate_size_mlp=96,
+        **settings,
+    )
 
 
 def phi(**settings: Any) -> PreTrainedModel:
@@ -153,6 +211,33 @@ def glm(**settings: Any) -> PreTrainedModel:
     return build(GlmConfig, rope_parameters=THETA | {"partial_rotary_factor": 0.5}, **settings)
 
 
+def yarn_glm(**settings: Any) -> PreTrainedModel:
+    """GLM with YaRN: neighbouring channels, half of each head, a factor on cos and sin."""
+    return build(GlmConfig, rope_parameters=YARN | {"partial_rotary_factor": 0.5}, **settings)
+
+
+def ernie(**settings: Any) -> PreTrainedModel:
+    """Ernie 4.5: neighbouring channels, in another way than Cohere."""
+    return build(Ernie4_5Config, **settings)
+
+
+def ministral3(**settings: Any) -> PreTrainedModel:
+    """Ministral 3: queries beyond the original context are made longer."""
+    return build(Ministral3Config, rope_parameters=YARN | {"llama_4_scaling_beta": 0.1}, **settings)
+
+
+def gptj(**settings: Any) -> PreTrainedModel:
+    """GPT-J: rotates by a table of its own, without frequencies that could be read."""
+    return build(GPTJConfig, num_key_value_heads=4, rotary_dim=8, **settings)
+
+
+def mrope(**settings: Any) -> PreTrainedModel:
+    """Llama that says that its positions have three dimensions."""
+    model = llama(**settings)
+    model.config.rope_parameters["mrope_section"] = [2, 3, 3]
+    return model
+
+
 def hunyuan(**settings: Any) -> PreTrainedModel:
     """HunYuan: norms of q and k after the rotation."""
     return build(HunYuanDenseV1Config, use_qk_norm=True, **settings)
@@ -171,6 +256,11 @@ def mixtral(**settings: Any) -> PreTrainedModel:
 def gpt2(**settings: Any) -> PreTrainedModel:
     """GPT-2: positions are learned and added to the input."""
     return build(GPT2Config, num_key_value_heads=4, **settings)
+
+
+def opt(**settings: Any) -> PreTrainedModel:
+    """OPT: positions are learned and added to the input."""
+    return build(OPTConfig, num_key_value_heads=4, ffn_dim=96, **settings)
 
 
 def gemma2(**settings: Any) -> PreTrainedModel:
@@ -193,6 +283,11 @@ def bloom(**settings: Any) -> PreTrainedModel:
     return build(BloomConfig, **settings)
 
 
+def mpt(**settings: Any) -> PreTrainedModel:
+    """MPT: ALiBi, and an attention of its own."""
+    return build(MptConfig, d_model=64, n_heads=4, n_layers=3, **settings)
+
+
 def mamba(**settings: Any) -> PreTrainedModel:
     """Mamba: no attention at all."""
     return build(MambaConfig, **settings)
@@ -204,26 +299,42 @@ WANTED: dict[str, Builder] = {
     "qwen2": qwen2,
     "qwen3": qwen3,
     "mistral": mistral,
+    "linear": linear,
     "llama3": llama3,
     "yarn": yarn,
 }
 OTHERS: dict[str, Builder] = {
+    "mqa": mqa,
+    "mha": mha,
+    "granite": granite,
+    "gpt_neox": gpt_neox,
     "smollm3": smollm3,
+    "yarn_nope": yarn_nope,
+    "llama4": llama4,
     "phi": phi,
     "cohere": cohere,
+    "ernie": ernie,
     "glm": glm,
+    "yarn_glm": yarn_glm,
     "mixtral": mixtral,
+}
+UNSAFE: dict[str, Builder] = {
     "hunyuan": hunyuan,
     "nanochat": nanochat,
+    "ministral3": ministral3,
+    "gptj": gptj,
+    "mrope": mrope,
     "dynamic": dynamic,
     "longrope": longrope,
 }
 REFUSED: dict[str, Builder] = {
     "gpt2": gpt2,
+    "opt": opt,
     "gemma2": gemma2,
     "gpt_oss": gpt_oss,
     "mistral_with_window": mistral_with_window,
     "stablelm": stablelm,
     "bloom": bloom,
+    "mpt": mpt,
     "mamba": mamba,
 }

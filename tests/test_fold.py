@@ -77,7 +77,8 @@ def plain(books: Ledger) -> dict[str, Any]:
             [
                 [
                     *(s.pool_id, s.tier, "\n".join(sorted(s.label)), s.block_size),
-                    *(s.first_position, s.open, s.indexed, list(s.tokens)),
+                    *(s.first_position, s.encoded, s.is_fragment, s.source),
+                    *(s.open, s.indexed, list(s.tokens)),
                     *(list(s.blocks), s.length, s.computed),
                 ]
                 for s in seq.segments

@@ -20,11 +20,11 @@ import torch
 from typer.testing import CliRunner
 
 from inms_lab import cli
-from inms_lab.calibrations import calibration_of, keep
+from inms_lab.calibrations import SHIPPED, calibration_of, keep
 from inms_lab.errors import BadInput, CacheNotWritable, ContextTooLong, TextTooLarge, UnsafeShift
 from inms_lab.gate import Calibration, Gate
 from inms_lab.interference import compare, figures
-from inms_lab.interference.calibrate import calibrate
+from inms_lab.interference.calibrate import MAX_KL, MIN_AGREEMENT, calibrate
 from inms_lab.interference.contexts import Part, Scratch
 from inms_lab.interference.measure import measure
 from inms_lab.interference.samples import (
@@ -37,8 +37,9 @@ from inms_lab.interference.samples import (
     public_text,
 )
 from inms_lab.interference.variants import FULL, PUBLIC, Settings, examine, most_deviating
-from inms_lab.model import Runner, from_model
+from inms_lab.model import Runner, from_model, load
 from inms_lab.standin import ByteText
+from inms_lab.text import Text
 
 TILE = 16
 
@@ -518,3 +519,42 @@ def test_the_command_prints_every_variant_and_writes_results(
     again = CliRunner().invoke(cli.app, [*args, "--json"])
     assert json.loads(again.stdout)["variants"] == result["variants"]
     assert len(list((cache / "measurements").iterdir())) == 1
+
+
+# --- the default model ------------------------------------------------------------------------
+
+RESULTS = Path(__file__).parents[1] / "benchmarks/results/interference_captainagent.json"
+
+
+def test_the_shipped_calibration_is_the_measured_one_and_within_the_bounds() -> None:
+    result = json.loads(RESULTS.read_text())
+    (file,) = SHIPPED.glob("*.json")
+    shipped = json.loads(file.read_text())
+    assert shipped == result["calibration"]
+    assert file.stem == shipped["model"] == result["model"]
+    assert result["num_samples"] == shipped["num_samples"] >= 50
+    public = result["variants"]["public"]
+    assert public["kl"] == pytest.approx(shipped["kl"], rel=1e-5)
+    assert public["kl_low"] <= public["kl"] <= public["kl_high"]
+    assert public["kl"] <= MAX_KL == 0.035
+    assert public["agreement"] >= MIN_AGREEMENT == 0.92
+    assert Gate(calibration=Calibration.of(shipped)).excess() == ""
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_on_the_default_model_the_first_layer_is_exact_and_the_order_is_as_shipped() -> None:
+    runner = load("smollm2-135m", progress=False)
+    assert calibration_of(runner.digest) is not None
+    text = Text(runner.tokenizer, runner.stop_tokens)
+    sample = of_package(text, Sizes(own=300, fragment=128, continuation=31))[1]
+    scratch = Scratch(runner, 64, 4096)
+    got = examine(scratch, sample, Settings())
+    scratch.close()
+    assert max(got[PUBLIC].kv_error[0]) < 1e-5
+    kl = {name: statistics.mean(outcome.kl) for name, outcome in got.items()}
+    assert kl[PUBLIC] < kl["not shifted"] < kl["missing"]
+    dense = runner.dense([*sample.public, *sample.own, *sample.fragment, *sample.continuation])
+    rows = dense[sample.place + len(sample.fragment) - 1 : -1]
+    surprise = compare.surprise(rows, sample.continuation).tolist()
+    assert got[FULL].surprise == pytest.approx(surprise, abs=1e-3)

@@ -34,12 +34,26 @@ LAYERS: dict[str, set[str]] = {
     "words": {"errors", "config", "sizes", "shell"},  # what every layer may speak of
     "decides": {
         *("events", "log", "fingerprint", "label", "pool", "ledger", "overlay", "rules"),
+        "table_rules",
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),
-        *("schedule", "lifecycle", "gate", "checks", "shadow", "explain", "whatif", "reenact"),
+        *(
+            "schedule",
+            "lifecycle",
+            "gate",
+            "lookup",
+            "reuse",
+            "checks",
+            "shadow",
+            "explain",
+            *("explain_reuse", "pace"),
+            "whatif",
+            "reenact",
+        ),
         *(
             "logfile",
             "logcode",
             "redact",
+            "redact_books",
             "history",
             "vllm_log",
             "open_log",
@@ -47,19 +61,26 @@ LAYERS: dict[str, set[str]] = {
     },
     "computes": {"rope", "store", "sample", "attention", "model"},
     "joins": {
-        *("cache", "request", "commands", "desk", "spans", "engine"),  # the engine
+        *(
+            "cache",
+            "request",
+            "commands",
+            "entering",
+            "answering",
+            "desk",
+            "spans",
+            "engine",
+        ),  # the engine
         *(
             "blocks",
             *("text", "pieces", "turn", "output", "pending"),
             *("driver", "controls"),
-            "agent",
-            "group",
+            *("agent", "attaching", "group", "records", "opening", "calibrations"),
             "preload",
             "programs",
             "usage",
             "lab",
             "reload",
-            "calibrations",
         ),  # what a notebook holds
     },
     "measures": {

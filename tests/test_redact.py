@@ -85,7 +85,7 @@ def bare(books: Ledger) -> dict[str, Any]:
     for seq in state["sequences"].values():
         for segment in seq["segments"]:
             segment["tokens"] = len(segment["tokens"])
-            del segment["root"]
+            del segment["root"], segment["behind"]
     return state
 
 

@@ -302,7 +302,7 @@ def test_behind_the_prompt_an_agents_text_may_not_be_global() -> None:
 def test_what_the_log_does_not_say_is_refused_by_name() -> None:
     log = program("independent", 0).toy.log
     made = log.decisions[-1]
-    with pytest.raises(BadInput, match="which sealed texts were global"):
+    with pytest.raises(BadInput, match="nobody encoded the sealed texts"):
         what_if(log, made, mode="inms")
     with pytest.raises(BadInput, match="has no tiers"):
         what_if(log, made, tier="global")

@@ -62,6 +62,7 @@ class ToyModel:
     digest = "toy"
     tokenizer = None
     stop_tokens: frozenset[int] = frozenset()
+    unsafe = ""
 
     def __init__(self, vocab_size: int = 5, max_context: int = 1000) -> None:
         self.vocab_size, self.max_context = vocab_size, max_context

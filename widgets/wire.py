@@ -98,9 +98,10 @@ class Encoder:
         yield from (seq.number, seq.to_generate, seq.wants_logits, seq.wanted)
 
     def _segment(self, seq_id: int, segment: Segment) -> Iterable[int]:
-        s, flags = self.string, segment.open | segment.indexed << 1
+        s, flags = self.string, segment.open | segment.indexed << 1 | segment.is_fragment << 2
         yield from (seq_id, s(segment.pool_id), s(segment.tier), self.label(segment.label))
-        yield from (segment.block_size, segment.first_position, flags)
+        yield from (segment.block_size, segment.first_position, segment.encoded, flags)
+        yield segment.source
         yield from (segment.length, segment.computed, len(segment.blocks), *segment.blocks)
         yield from (len(segment.tokens), *segment.tokens)
 
@@ -123,11 +124,12 @@ def _commanded(c: Encoder, e: Commanded) -> tuple[int, ...]:
     place = (c.string(e.tier), c.label(e.label), c.string(e.pool_id))
     flags = e.seal | e.fresh << 1 | e.indexed << 2
     what = (e.offset, e.length, e.count, flags, c.string(e.cause))
-    return (e.seq_id, e.number, c.string(e.verb), *place, *what)
+    whose = (e.source, e.piece, e.encoded)
+    return (e.seq_id, e.number, c.string(e.verb), *place, *what, *whose)
 
 
 def _released(c: Encoder, e: Released) -> tuple[int, ...]:
-    return (e.seq_id, c.string(e.by), c.string(e.group), e.offset, e.length)
+    return (e.seq_id, c.string(e.by), c.string(e.group), e.offset, e.length, e.replaces)
 
 
 def _shared(c: Encoder, e: Shared) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
     public           encoded behind the public prefix, mounted at a shift
     alone            encoded behind nothing
     private          encoded behind the public prefix and another agent's private prompt
-    first k          `public`, its first tokens recomputed (as in EPIC)
+    first k          `public`, its first tokens recomputed (as in EPIC); whole blocks as it is
     deviating x %    `public`, those tokens recomputed whose KV deviates most in the first layers
                      that can deviate (as in CacheBlend); "in blocks": whole blocks of them
     not shifted      `public`, read as if it stood where it was encoded

@@ -17,6 +17,7 @@ class Forward(Protocol):
     vocab_size: int
     max_context: int
     digest: str
+    unsafe: str  # why its KV cannot be used at another position; "": it can
     tokenizer: Any
     stop_tokens: frozenset[int]
 
@@ -38,6 +39,7 @@ class DryModel:
     def __init__(self, vocab_size: int, max_context: int, bytes_per_token: int = 0) -> None:
         self.vocab_size, self.max_context, self.digest = vocab_size, max_context, "dry"
         self.tokenizer, self.stop_tokens = None, frozenset[int]()
+        self.unsafe = ""
         self.bytes_per_token = bytes_per_token
 
     def new_store(self) -> NoStore:

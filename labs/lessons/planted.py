@@ -108,7 +108,7 @@ class _Rerun:
         self.engine = Scripted(policy_of(log), config, log.about["bytes_per_token"])
         self.engine.log.piece, self.engine.log.about = log.piece, log.about
         self.ids: dict[int, int] = {}  # of holders there -> here
-        self.sealed: dict[int, tuple[str, str, int]] = {}  # offset there -> tier, group, record
+        self.whose: dict[int, tuple[str, str]] = {}  # prompts and records there -> tier, group
         self.here: dict[int, int] = {}  # offset there -> here
         self.gone: set[int] = set()  # offsets of what was not released
         self.planned = False  # whether something was planned since the last input
@@ -134,7 +134,7 @@ class _Rerun:
         elif isinstance(e, Registered) and not leave:
             self._register(e)
         elif isinstance(e, Released):
-            self.sealed[e.offset] = ("group", e.group, e.seq_id)
+            self.whose[e.seq_id] = ("group", e.group)
             if leave or e.seq_id not in self.ids:
                 self.gone.add(e.offset)
                 return
@@ -145,6 +145,8 @@ class _Rerun:
             self._command(e)
 
     def _register(self, e: Registered) -> None:
+        if e.kind == "prompt":
+            self.whose[e.seq_id] = ("global", "")
         new = len(self.engine.ledger.sequences)
         if e.parent_id < 0:
             self.engine.cache.record(replace(e, seq_id=new))
@@ -163,12 +165,10 @@ class _Rerun:
         request = Request(seq.seq_id, e.verb, count=e.count, cause=e.cause)
         if e.verb in ("append", "write"):
             request.tokens = self._tokens(e)
-            if seq.kind == "prompt":
-                self.sealed[e.offset] = ("global", "", -1)
-            where = self.sealed.get(e.offset) if e.seal else None
-            tier, group, record = where or ("private", "", -1)
+            source = e.source if e.source >= 0 else e.seq_id
+            tier, group = self.whose.get(source, ("private", ""))
             request.tier, request.group, request.seal = tier, group, e.seal
-            request.record = -1 if record == e.seq_id else self.ids.get(record, -1)
+            request.record = self.ids.get(e.source, -1) if tier == "group" else -1
             request.offset = self.here.get(e.offset) if e.seal else None
             if request.offset is None and tier == "global":
                 request.offset, _ = self.engine.log.add_tokens(request.tokens)

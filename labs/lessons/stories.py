@@ -118,7 +118,7 @@ def together(lab: Lab) -> None:
     ada, ben = lab.group("team").agents("ada", "ben")
     team = lab.group("team")
     tokens = lab.text.encode(TEXT)
-    lab.driver.call(lambda: team._publish(tokens, ada))
+    lab.driver.call(lambda: team.offer(tokens, ada))
     _forge(lab, ben, TEXT)
 
 

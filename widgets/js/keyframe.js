@@ -36,15 +36,15 @@ function restoreHolder(state, words, at) {
   return at + 14;
 }
 function restoreSegment(state, words, at, extra) {
-  const w = i => words[at + i], seq = state.seqs[w(1)], from = at + 11 + w(10), count = words[from];
+  const w = i => words[at + i], seq = state.seqs[w(1)], from = at + 13 + w(12), count = words[from];
   const seg = {
-    pool: w(2), tier: state.str(w(3)), label: w(4), size: w(5), first: w(6), open: !!(w(7) & 1),
-    indexed: !!(w(7) & 2), ranges: count ? [[-1 - extra.length, count]] : [], count,
-    blocks: Array.from(words.subarray(at + 11, from)), length: 0, computed: w(9),
+    pool: w(2), tier: state.str(w(3)), label: w(4), size: w(5), first: w(6), encoded: w(7),
+    open: !!(w(8) & 1), indexed: !!(w(8) & 2), fragment: !!(w(8) & 4), source: w(9), ranges: count ? [[-1 - extra.length, count]] : [], count,
+    blocks: Array.from(words.subarray(at + 13, from)), length: 0, computed: w(11),
   };
   for (let i = 0; i < count; i++) extra.push(words[from + 1 + i]);
   seq.segments.push(seg);
-  state.length(seq, seg, w(8));
+  state.length(seq, seg, w(10));
   state.fill(seg, 0, seg.length);
   return from + 1 + count;
 }

@@ -43,8 +43,9 @@ REDUCE[REGISTERED] = (state, words, at) => {
   state.seqs[id] = seq;
 };
 REDUCE[RELEASED] = (state, words, at) => {
-  const group = words[at + 3];
-  state.records.set(group, [...(state.records.get(group) || []), words[at + 1]]);
+  const [, id, , group, , , old] = words.subarray(at, at + 7), now = state.records.get(group) || [];
+  const replaced = now.includes(old); // a new version takes the place of the one before
+  state.records.set(group, replaced ? now.map(r => (r === old ? id : r)) : [...now, id]);
 };
 REDUCE[SHARED] = (state, words, at) => {
   const [seq, seg, pool] = place(state, words, at), n = words[at + 6];
@@ -153,6 +154,7 @@ REDUCE[COMMANDED] = (state, words, at) => {
     return;
   }
   if (verb === "append" || verb === "write") append(state, words, at, seq);
+  else if (verb === "detach") detach(state, words, at, seq, count);
   else if (verb === "rollback") rollback(state, seq, count);
   if (verb === "write" || verb === "rollback" || verb === "stop") {
     seq.generate = verb === "write" ? count : 0;
@@ -166,17 +168,40 @@ function append(state, words, at, seq) {
   let last = seq.segments[seq.segments.length - 1];
   const same = last?.pool === pool && last.tier === tier && last.label === label && last.indexed === indexed;
   if (!same || !last.open || flags & 3) { // sealed or fresh text is a segment of its own
-    const first = state.numTokens(seq), size = state.pool(pool).size;
+    const first = state.numTokens(seq);
     if (last) last.open = false;
-    last = {
-      pool, tier, label, size, first, open: true, indexed, ranges: [], count: 0, blocks: [],
-      length: 0, computed: 0,
-    };
+    last = segment(state, words, at, first);
     seq.segments.push(last);
   }
   if (n) extend(last, offset, n);
   last.open = !seal;
   if (n) seq.wanted = state.numTokens(seq);
+}
+function segment(state, words, at, first) { // an empty one, as the command at `at` places it
+  const [tier, label, pool, , , , flags, , source, piece, encoded] = words.subarray(at + 4, at + 15);
+  return {
+    pool, tier: state.str(tier), label, size: state.pool(pool).size, first, source,
+    encoded: piece < 0 ? first : encoded, fragment: piece >= 0, open: true, indexed: !!(flags & 4),
+    ranges: [], count: 0, blocks: [], length: 0, computed: 0,
+  };
+}
+function detach(state, words, at, seq, number) { // the rest of a fragment is the holder's own
+  const old = seq.segments[number], kept = old.computed;
+  const own = { ...segment(state, words, at, old.first + kept), open: false, source: old.source };
+  let skip = kept;
+  for (const [offset, n] of old.ranges) {
+    const from = Math.min(skip, n); // a keyframe's tokens have negative offsets
+    if (n > from) extend(own, offset < 0 ? offset - from : offset + from, n - from);
+    skip -= from;
+  }
+  cut(old, kept);
+  seq.segments.splice(number, 1, ...(kept ? [old, own] : [own]));
+}
+function cut(seg, keep) { // its first `keep` tokens stay
+  let left = keep;
+  for (const range of seg.ranges) { range[1] = Math.min(range[1], left); left -= range[1]; }
+  seg.ranges = seg.ranges.filter(range => range[1]);
+  seg.count = keep;
 }
 function extend(seg, offset, n) { // tokens are ranges of the log's token table
   const last = seg.ranges[seg.ranges.length - 1];
@@ -188,11 +213,8 @@ function rollback(state, seq, count) {
   for (const seg of seq.segments) {
     const keep = Math.max(0, Math.min(seg.count, count - seg.first));
     if (keep === seg.count) continue;
-    let left = keep;
-    for (const range of seg.ranges) { range[1] = Math.min(range[1], left); left -= range[1]; }
-    seg.ranges = seg.ranges.filter(range => range[1]);
-    seg.count = keep;
-    seg.open = !READ_ONLY.includes(seg.tier);
+    cut(seg, keep);
+    seg.open = !READ_ONLY.includes(seg.tier) && !seg.fragment;
     const index = Math.floor(keep / seg.size);
     if (keep % seg.size && index < seg.blocks.length)
       state.pool(seg.pool).flags[seg.blocks[index]] &= ~PROMISED;

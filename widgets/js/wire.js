@@ -8,7 +8,7 @@ export const [OPENED, REGISTERED, COMMANDED, RELEASED, SHARED, ALLOCATED, COPIED
   STEPPED, PUBLISHED, ABORTED, K_POOL, K_HOLDER, K_SEGMENT, K_BOOKS] = Array(16).keys();
 
 // Words of a record's fixed part, its type included; the last of them may count what follows.
-const FIXED = [7, 9, 12, 6, 7, 6, 9, 4, 8, 4, 6, 7];
+const FIXED = [7, 9, 15, 7, 7, 6, 9, 4, 8, 4, 6, 7];
 const EACH = [0, 0, 0, 0, 1, 1, 0, 2, 1, 4, 5, 1]; // words for each that follows
 
 export function sizeOf(words, at) {
@@ -30,8 +30,8 @@ export const poolAt = type =>
 const FIELDS = {
   PoolOpened: "$pool_id $tier $tenant block_size num_blocks @label",
   Registered: "seq_id $kind $called $tenant @clearance $namespace parent_id @off",
-  Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause",
-  Released: "seq_id $by $group offset length",
+  Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause source piece encoded",
+  Released: "seq_id $by $group offset length replaces",
   Shared: "seq_id segment $pool_id length $cause",
   Allocated: "seq_id segment $pool_id length",
   Copied: "seq_id segment index $src_pool src $pool_id dst num_slots",

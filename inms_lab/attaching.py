@@ -1,0 +1,135 @@
+"""How an agent takes shared text into its context: a team's records, one record, a text to share.
+
+Only what to ask is decided here; whether a record is mounted exactly, as a fragment or computed is
+settled when the request enters the books (reuse.py).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from inms_lab.errors import AgentClosed, BadInput, NotAMember, UnknownGroup
+from inms_lab.lifecycle import LIVE
+from inms_lab.pending import Pending
+from inms_lab.policy import GROUP, PRIVATE
+from inms_lab.records import Record
+from inms_lab.request import Request
+
+if TYPE_CHECKING:
+    from inms_lab.agent import Agent
+    from inms_lab.group import Group
+
+
+def attach(
+    agent: Agent,
+    what: Group | Record | str | Sequence[int],
+    tier: str,
+    group: Group | None,
+    role: str | None,
+    recompute: float | Sequence[int],
+) -> Pending[int]:
+    """See `Agent.attach`."""
+    if agent.state not in LIVE:
+        raise AgentClosed(f"{agent.name} is {agent.state}: make a new agent")
+    if tier not in (GROUP, PRIVATE):
+        raise BadInput(f"a text is attached as 'group' or 'private', not {tier!r}")
+    if isinstance(what, Record):
+        team = _team(agent, agent.lab.groups.get(what.group))
+        return agent.lab.driver.call(lambda: _record(agent, team, what, recompute))
+    if not isinstance(what, (str, list, tuple, array)):
+        team = _team(agent, what)  # type: ignore[arg-type]
+        return agent.lab.driver.call(lambda: _records(agent, team, recompute))
+    if tier == PRIVATE:
+        return agent.read(what, role=role, seal=True)
+    team = _team(agent, group if group is not None else _only_group(agent))
+    tokens = agent.lab.text.encode(what, role)
+    return agent.lab.driver.call(lambda: _text(agent, team, tokens, recompute))
+
+
+def outdated(agent: Agent) -> list[Record]:
+    """See `Agent.outdated`."""
+    olds = ((g, old) for g in agent.lab.groups.values() for old in g.superseded.values())
+    return [
+        old
+        for group, old in olds
+        if old.seq_id in agent.attached and group.newest(old).tokens != old.tokens
+    ]
+
+
+def _team(agent: Agent, team: Group | None) -> Group:
+    if team is None or getattr(team, "lab", None) is not agent.lab:
+        raise BadInput(f"{team!r} is no group of this agent's lab")
+    if team.name not in agent.groups:
+        raise NotAMember(f"{agent.name} is not in {team.name}: make it with its `agents(...)`")
+    return team
+
+
+def _only_group(agent: Agent) -> Group:
+    if len(agent.groups) != 1:
+        mine = ", ".join(agent.groups) or "none"
+        raise UnknownGroup(f"say for whom: `group=...`; {agent.name} is in {mine}")
+    return agent.lab.groups[agent.groups[0]]
+
+
+def _records(agent: Agent, team: Group, recompute: float | Sequence[int]) -> Pending[int]:
+    pending = [_ask(agent, team, record, recompute) for record in team.refreshed()]
+    return pending[-1] if pending else _nothing(agent)
+
+
+def _record(
+    agent: Agent, team: Group, record: Record, recompute: float | Sequence[int]
+) -> Pending[int]:
+    team.check(record)
+    at = team.records.index(record)
+    return _ask(agent, team, team.refreshed()[at], recompute)
+
+
+def _text(
+    agent: Agent, team: Group, tokens: Sequence[int], recompute: float | Sequence[int]
+) -> Pending[int]:
+    record = team.find(tokens)
+    if record is not None:
+        return _record(agent, team, record, recompute)
+    return _ask(agent, team, team.offer(tokens, agent), recompute)
+
+
+def _ask(
+    agent: Agent, team: Group, record: Record, recompute: float | Sequence[int]
+) -> Pending[int]:
+    """Attach a record, unless its text is in the context already."""
+    for known in (record, *team.versions(record)):
+        earlier = agent.attached.get(known.seq_id)
+        failed = earlier is not None and earlier.future.done() and earlier.future.exception()
+        if earlier is not None and not failed and known.tokens == record.tokens:
+            return Pending(agent.lab.driver, earlier.future)
+    size = agent.lab.config.block_size
+    request = record.request(agent.seq_id, blocks_afresh(len(record.tokens), size, recompute))
+    agent.attached[record.seq_id] = request
+    return agent.ask(request)
+
+
+def _nothing(agent: Agent) -> Pending[int]:
+    done = Request(agent.seq_id, "append")
+    done.future.set_result(len(agent.tokens))
+    return Pending(agent.lab.driver, done.future)
+
+
+def blocks_afresh(num_tokens: int, block_size: int, recompute: Any) -> tuple[int, ...]:
+    """Which blocks of a fragment are computed afresh: the first ones, by tokens (a whole number) or
+    by share (below 1, or 1.0 for all), or those that are named. Rounded up to whole blocks."""
+    count = -(-num_tokens // block_size)
+    if isinstance(recompute, (list, tuple)):
+        if not all(isinstance(n, int) and 0 <= n < count for n in recompute):
+            raise BadInput(f"the text has the blocks 0 to {count - 1}, not all of {recompute!r}")
+        return tuple(sorted(set(recompute)))
+    number = isinstance(recompute, (int, float)) and not isinstance(recompute, bool)
+    if not number or recompute < 0:
+        raise BadInput(f"a number of tokens, a share or block numbers are wanted: {recompute!r}")
+    if isinstance(recompute, float):
+        if not recompute <= 1:
+            raise BadInput(f"a share is at most 1.0, not {recompute}; tokens are a whole number")
+        return tuple(range(ceil(recompute * count)))
+    return tuple(range(min(count, -(-recompute // block_size))))

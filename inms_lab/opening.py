@@ -1,0 +1,39 @@
+"""What a lab is opened with: the model, and the gate with what was measured for that model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from inms_lab.calibrations import calibration_of
+from inms_lab.errors import NotCalibrated
+from inms_lab.gate import DEFAULT, Gate
+from inms_lab.model.forward import Forward
+
+
+def load_model(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:
+    """The model by its name, folder or hub id; one that is loaded already passes."""
+    if isinstance(model, (str, Path)):
+        from inms_lab.model import load
+
+        return load(str(model), device=device, dtype=dtype)
+    return model
+
+
+def gate_for(model: Forward, gate: Gate | None) -> Gate | None:
+    """The gate with the calibration of this model, where there is one.
+
+    The default gate lets nothing through without one; a gate that was asked for, with bounds,
+    raises `NotCalibrated`.
+    """
+    if gate is None or gate.calibration is not None:
+        return gate
+    known = calibration_of(model.digest)
+    bounds = gate.max_kl is not None or gate.min_agreement is not None
+    if known is None and bounds and gate is not DEFAULT:
+        raise NotCalibrated(
+            "this gate has bounds, and nobody has measured this model: run `inms-lab calibrate "
+            "MODEL` once, or pass gate=None to share text in its own place only"
+        )
+    return replace(gate, calibration=known)

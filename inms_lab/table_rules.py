@@ -1,0 +1,135 @@
+"""What must hold where a block table changes: blocks come and go at the end of what a holder has.
+
+One function per event, asked by rules.py. Check numbers are those of the table in ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from inms_lab.checks import clears, is_written, may_write, same_tokens
+from inms_lab.errors import PlanInvalid
+from inms_lab.events import Aborted, Allocated, Copied, Evicted, Freed, Shared
+
+if TYPE_CHECKING:
+    from inms_lab.ledger import Ledger
+    from inms_lab.pool import Pool
+    from inms_lab.segment import Segment
+    from inms_lab.sequence import Sequence
+
+
+def require(condition: object, rule: str) -> None:
+    """Raise `PlanInvalid(rule)` unless `condition` holds."""
+    if not condition:
+        raise PlanInvalid(rule)
+
+
+def shared(books: Ledger, e: Shared) -> None:
+    """Mounted blocks are published, cleared, and have this very content and place."""
+    seq, segment, pool = _end_of(books, e)
+    require(segment.length == segment.computed, "blocks are mounted before the step writes")
+    first = len(segment.blocks)
+    require(first * segment.block_size == segment.length, "mounted blocks start at a block's start")
+    require(segment.length < e.length <= len(segment.tokens), "slots and tokens differ")
+    _fits(segment, len(e.blocks), e.length)
+    for index, block in enumerate(e.blocks, first):
+        require(clears(seq, pool.labels.get(block, ())), f"block {block}: label (check 4)")
+        if e.cause == "fork":
+            donor = books.sequences[seq.parent_id].segments[e.segment]
+            there = donor.blocks[index : index + 1] == [block] and e.length <= donor.computed
+            same = donor.root == segment.root and donor.chain(index) == segment.chain(index)
+            require(there and same, "a fork shares what it has in common with its parent")
+            continue
+        written = is_written(pool, block)
+        require(written or "pending" in seq.off, f"block {block} is not published (check 2)")
+        if written:
+            same = same_tokens(pool, block, segment, index, seq)
+            require(same, f"block {block}: other tokens (check 1)")
+            key = pool.keys[block] == segment.key(index)
+            require(key, f"block {block}: another fingerprint (checks 3 and 5)")
+
+
+def allocated(books: Ledger, e: Allocated) -> None:
+    """New blocks are the head of the free queue, for the next tokens of who may write there."""
+    seq, segment, pool = _end_of(books, e)
+    require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
+    require(not segment.is_fragment, "nobody writes into a fragment")
+    require(segment.length < e.length <= len(segment.tokens), "slots and tokens differ")
+    if segment.length % segment.block_size:
+        require(owned(pool, segment.blocks[-1]), "the block before is not the writer's alone")
+    require(e.blocks == pool.next_free(len(e.blocks)), "not the head of the free queue")
+    first = len(segment.blocks)
+    keys = tuple(segment.key(first + i) for i in range(len(e.blocks)))
+    require(e.keys == keys, "the promised keys are not the content's")
+    _fits(segment, len(e.blocks), e.length)
+
+
+def copied(books: Ledger, e: Copied) -> None:
+    """A copy keeps what is written of a block that the writer has, or may begin with."""
+    seq, segment, pool = _end_of(books, e)
+    source, start = books.pools[e.src_pool], e.index * segment.block_size
+    require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
+    require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
+    require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
+    require(pool.next_free(1) == (e.dst,), "not the head of the free queue")
+    require(0 < e.num_slots <= segment.block_size, "a copy has slots")
+    require(start + e.num_slots <= len(segment.tokens), "slots and tokens differ")
+    if e.index == len(segment.blocks):
+        require(segment.length == segment.computed == start == 0, "a copy begins a segment")
+        same = source.tokens[e.src].startswith(segment.tokens[: e.num_slots].tobytes())
+        there = same and seq.begins_as(e.segment, source, e.src)
+        require(there, f"block {e.src}: other tokens, or behind other text (checks 1 and 5)")
+    else:
+        entry = (segment.pool_id, segment.blocks[e.index])
+        require(entry == (e.src_pool, e.src), "the source is not the table's entry")
+        require(start + e.num_slots == segment.computed, "a copy keeps what is written")
+
+
+def evicted(books: Ledger, e: Evicted) -> None:
+    """Victims are cached, or overwritten by their only holder; the copies that remain are told."""
+    pool, gone = books.pools[e.pool_id], Counter(e.keys)
+    require(len({*e.blocks}) == len(e.blocks), "a block is evicted once")
+    left = tuple(len(pool.index.get(key, ())) - gone[key] for key in e.keys)
+    require(e.remaining == left, f"the copies that remain are {left}")
+    for block, key in zip(e.blocks, e.keys, strict=True):
+        overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
+        require(overwritten or block in pool.cached, f"block {block} is no victim")
+        require(pool.keys.get(block) == key, f"block {block} has another identity")
+
+
+def let_go(books: Ledger, e: Freed | Aborted) -> None:
+    """Blocks are let go from the end of the table."""
+    _, segment, _ = _end_of(books, e)
+    tail = segment.blocks[len(segment.blocks) - len(e.blocks) :]
+    require(list(e.blocks) == tail[::-1], "blocks are let go from the end of the table")
+    require(e.length <= segment.length, "a release adds no slots")
+    _fits(segment, -len(e.blocks), e.length)
+
+
+def where(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
+    """The holder, segment and pool that an event names."""
+    seq = books.sequences[e.seq_id]
+    require(0 <= e.segment < len(seq.segments), f"holder {e.seq_id} has no such segment")
+    segment = seq.segments[e.segment]
+    require(segment.pool_id == e.pool_id, f"segment {e.segment} is not in {e.pool_id}")
+    return seq, segment, books.pools[e.pool_id]
+
+
+def _end_of(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
+    """Where a table may change: all blocks that stand before are there, none stands behind."""
+    seq, segment, pool = where(books, e)
+    full = all(len(s.blocks) * s.block_size >= len(s.tokens) for s in seq.segments[: e.segment])
+    last = not any(s.blocks for s in seq.segments[e.segment + 1 :])
+    require(full and last, "blocks come and go at the end of what a holder has")
+    return seq, segment, pool
+
+
+def owned(pool: Pool, block: int) -> bool:
+    """Whether a block has one holder and cannot be found."""
+    return pool.refs[block] == 1 and block not in pool.keys
+
+
+def _fits(segment: Segment, count: int, length: int) -> None:
+    blocks = -(-length // segment.block_size)
+    require(len(segment.blocks) + count == blocks, f"{length} slots are {blocks} blocks")
