@@ -123,8 +123,7 @@ class Engine:
         return StepReport(self.ledger.num_steps, tuple(chunks), tokens)
 
     def enter(self) -> None:
-        """Requests whose holder is not busy enter the books, in (sequence, number) order; sealed
-        text first, so that who attaches it finds it there."""
+        """Requests whose holder is not busy enter the books, sealed text first, else in order."""
         if self.retired:
             self._retire()
         sequences = self.ledger.sequences
@@ -163,20 +162,20 @@ class Engine:
         """Plan and commit, one sequence after the other, within the token budget."""
         chunks: list[Chunk] = []
         stuck: list[NoRoom] = []
-        budget = self.config.token_budget
-        waiting = schedule(self.ledger)
-        for seq_id in waiting:
+        budget, moved = self.config.token_budget, False
+        for seq_id in schedule(self.ledger):
             if budget <= 0 or not self.ledger.sequences[seq_id].has_work:
                 continue
             outcome = self._extend(seq_id, budget, {chunk.seq_id for chunk in chunks})
             if isinstance(outcome, NoRoom):
                 stuck.append(outcome)  # waits for those that go on, or fails below
-            elif isinstance(outcome, Plan) and outcome.chunk:
-                chunks.append(outcome.chunk)
-                budget -= outcome.chunk.stop - outcome.chunk.start
+            elif isinstance(outcome, Plan):
+                moved |= bool(outcome.events)
+                chunks += [outcome.chunk] if outcome.chunk else []
+                budget -= outcome.chunk.stop - outcome.chunk.start if outcome.chunk else 0
         for seq_id in list(self.desk.running):  # a full hit, or a cut, may have left nothing to do
             self.desk.computed(self.ledger.sequences[seq_id])
-        if stuck and not chunks:  # those before it wait, perhaps for it: it takes from anybody
+        if stuck and not (chunks or moved):  # all wait, perhaps for it: it takes from anybody
             outcome = self._extend(stuck[0].seq_id, budget, set(), force=True)
             if isinstance(outcome, NoRoom):
                 self._fail(outcome)

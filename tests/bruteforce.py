@@ -7,13 +7,15 @@ counts, content is compared token by token. It knows the events and nothing else
 
 A *context* is a node of a trie: two slots have the same context exactly if every token before them
 is the same, and they themselves. `plain` ignores where segments were cut, `exact` does not.
+A fragment's tokens have the contexts that they were encoded in; what comes behind them stands
+behind its reader's text *and* that: `chain` says so.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inms_lab.events import (
@@ -46,6 +48,7 @@ class Trie:
 
     def __init__(self) -> None:
         self.nodes: dict[tuple[Context, Hashable], Context] = {}
+        self.made_of: dict[Context, tuple[Context, Hashable]] = {}
         self.num_nodes = 0
 
     def step(self, behind: Context, mark: Hashable, plain: bool = True) -> Context:
@@ -55,6 +58,7 @@ class Trie:
             self.num_nodes += 1
             new = self._number((behind[0], "plain", mark)) if plain else behind[0]
             node = self.nodes[behind, mark] = (new, self.num_nodes)
+            self.made_of[node] = (behind, mark)
         return node
 
     def _number(self, key: Hashable) -> int:
@@ -76,9 +80,13 @@ class Part:
     size: int  # of a block
     behind: Context
     taint: frozenset[str]  # whose words these tokens have seen, by own logic
+    labels: tuple[Any, ...]  # under which it was encoded, one for each part
+    encoded: int  # the position of its first token where it was encoded
     open: bool = True
+    fragment: bool = False
     tokens: list[int] = field(default_factory=list)
-    contexts: list[Context] = field(default_factory=list)
+    contexts: list[Context] = field(default_factory=list)  # in which each token was encoded
+    chain: list[Context] = field(default_factory=list)  # what stands behind each of its tokens
     table: list[int] = field(default_factory=list)
     slots: int = 0  # that blocks were handed out for
     written: int = 0
@@ -164,11 +172,8 @@ class Books:
             parent = self.holders[e.parent_id]
             _ask(parent.live and parent.clearance == new.clearance, "a fork has one principal")
             for p in parent.parts:
-                copy = Part(
-                    p.pool_id, p.tier, p.label, p.indexed, p.size, p.behind, p.taint, p.open
-                )
-                copy.tokens, copy.contexts = list(p.tokens), list(p.contexts)
-                new.parts.append(copy)
+                texts = {"tokens": [*p.tokens], "contexts": [*p.contexts], "chain": [*p.chain]}
+                new.parts.append(replace(p, **texts, table=[], slots=0, written=0))
         self.holders[e.seq_id] = new
 
     def _commanded(self, e: Commanded) -> None:
@@ -176,6 +181,8 @@ class Books:
         _ask(holder.live, "the dead command nothing")
         if e.verb in ("append", "write"):
             self._text(holder, e)
+        if e.verb == "detach":
+            self._detach(holder, e)
         if e.verb == "rollback":
             self._rollback(holder, e.count)
         if e.verb in ("write", "rollback", "stop"):
@@ -189,21 +196,83 @@ class Books:
         label = frozenset(e.label)
         where = (e.pool_id, e.tier, label, e.indexed)
         packed = last and last.open and not (e.fresh or e.seal)
+        tokens = self.tokens[e.offset : e.offset + e.length]
+        if e.piece >= 0:
+            self._fragment(holder, e, list(tokens))
+            return
         if not (packed and where == (last.pool_id, last.tier, last.label, last.indexed)):
-            before, behind = frozenset(), holder.root
             if last:
-                before = last.taint
-                behind = last.contexts[-1] if last.contexts else last.behind
-                behind = self.trie.step(behind, "cut", plain=False)
                 last.open = False
-            size = self.pools[e.pool_id].block_size
-            own = self._own_taint(holder, e)
-            last = Part(e.pool_id, e.tier, label, e.indexed, size, behind, before | own)
+            last = self._part(holder, e, len(holder.parts))
             holder.parts.append(last)
-            _ask(label >= last.taint, "the label is below what the text has seen")
-            _ask(last.taint <= holder.clearance, "a text for somebody who may not see it")
-        self._extend(last, self.tokens[e.offset : e.offset + e.length])
+        self._extend(last, tokens)
         last.open = not e.seal
+
+    def _part(self, holder: Holder, e: Commanded, number: int) -> Part:
+        """An empty part at this place, of the holder's own text."""
+        label, size = frozenset(e.label), self.pools[e.pool_id].block_size
+        before = holder.parts[:number]
+        taint = frozenset().union(*(p.taint for p in before), self._own_taint(holder, e))
+        labels = (*(before[-1].labels if before else ()), label)
+        behind = self._behind(holder, number)
+        _ask(label >= taint, "the label is below what the text has seen")
+        _ask(taint <= holder.clearance, "a text for somebody who may not see it")
+        first = sum(len(p.tokens) for p in before)
+        return Part(e.pool_id, e.tier, label, e.indexed, size, behind, taint, labels, first)
+
+    def _behind(self, holder: Holder, number: int) -> Context:
+        if not number:
+            return holder.root
+        last = holder.parts[number - 1]
+        return self.trie.step(last.chain[-1] if last.chain else last.behind, "cut", plain=False)
+
+    def _fragment(self, holder: Holder, e: Commanded, tokens: list[int]) -> None:
+        """Tokens of another holder, with the contexts that they have there."""
+        donor = self.holders[e.source].parts[e.piece]
+        start = e.encoded - donor.encoded
+        same = start % donor.size == 0 and donor.tokens[start : start + len(tokens)] == tokens
+        _ask(start >= 0 and same, "a fragment of another text")
+        _ask(donor.taint <= holder.clearance, "a fragment for somebody who may not see it")
+        _ask((donor.pool_id, donor.label) == (e.pool_id, frozenset(e.label)), "moved")
+        before = holder.parts[-1] if holder.parts else None
+        if before:
+            before.open = False
+        labels = (*(before.labels if before else ()), ("fragment", donor.labels))
+        where = (donor.pool_id, donor.tier, donor.label, donor.indexed, donor.size)
+        behind = self._behind(holder, len(holder.parts))
+        part = Part(*where, behind, donor.taint, labels, e.encoded, open=False, fragment=True)
+        part.tokens, part.contexts = tokens, donor.contexts[start : start + len(tokens)]
+        self._rechain(part)
+        holder.parts.append(part)
+
+    def _rechain(self, part: Part) -> None:
+        """What stands behind each token of a part, anew; own text is encoded there."""
+        part.chain = []
+        if not part.fragment:
+            tokens, part.tokens, part.contexts = part.tokens, [], []
+            self._extend(part, tokens)
+            return
+        for context in part.contexts:
+            behind = part.chain[-1] if part.chain else part.behind
+            part.chain.append(self.trie.step(behind, ("fragment", context)))
+
+    def _detach(self, holder: Holder, e: Commanded) -> None:
+        old = holder.parts[e.count]
+        _ask(old.fragment and not any(p.table for p in holder.parts[e.count + 1 :]), "detached")
+        at, tokens = old.written, old.tokens
+        old.tokens, old.contexts = tokens[:at], old.contexts[:at]
+        old.chain = old.chain[:at]
+        number = e.count + bool(at)
+        own = self._part(holder, e, number)
+        own.taint |= old.taint
+        own.tokens, own.open = tokens[at:], False
+        holder.parts[e.count : e.count + 1] = [old, own] if at else [own]
+        for index in range(number, len(holder.parts)):
+            part = holder.parts[index]
+            part.behind = self._behind(holder, index)
+            before = holder.parts[index - 1].labels if index else ()
+            part.labels = (*before, part.labels[-1])
+            self._rechain(part)
 
     def _own_taint(self, holder: Holder, e: Commanded) -> frozenset[str]:
         if e.tier in SEALED_TIERS:
@@ -215,6 +284,7 @@ class Books:
             behind = part.contexts[-1] if part.contexts else part.behind
             part.tokens.append(token)
             part.contexts.append(self.trie.step(behind, token))
+            part.chain.append(part.contexts[-1])
 
     def _rollback(self, holder: Holder, count: int) -> None:
         first = 0
@@ -222,8 +292,8 @@ class Books:
             whole = len(part.tokens)
             keep = max(0, min(whole, count - first))
             if keep < whole:
-                del part.tokens[keep:], part.contexts[keep:]
-                part.open = part.tier not in SEALED_TIERS
+                del part.tokens[keep:], part.contexts[keep:], part.chain[keep:]
+                part.open = part.tier not in SEALED_TIERS and not part.fragment
             first += whole
         holder.to_generate = 0
 
@@ -238,7 +308,12 @@ class Books:
             del self.holders[seq_id]
 
     def _released(self, e: Released) -> None:
-        self.records[e.group] = (*self.records.get(e.group, ()), e.seq_id)
+        now = self.records.get(e.group, ())
+        _ask(e.replaces in (-1, *now), "nothing to replace")
+        if e.replaces >= 0:
+            self.records[e.group] = tuple(e.seq_id if r == e.replaces else r for r in now)
+        else:
+            self.records[e.group] = (*now, e.seq_id)
 
     # from a plan ----------------------------------------------------------------------------
 
@@ -263,6 +338,7 @@ class Books:
 
     def _allocated(self, e: Allocated) -> None:
         _, part = self._where(e)
+        _ask(not part.fragment, "a fragment is written")
         _ask(len(set(e.blocks)) == len(e.blocks), "a block is handed out twice")
         for block in e.blocks:
             self._take((e.pool_id, block), part.taint)
@@ -349,7 +425,6 @@ class Books:
 
     def _published(self, e: Published) -> None:
         holder, part = self._where(e)
-        labels = tuple(p.label for p in holder.parts[: e.segment + 1])  # the chain has them all
         for index, (block, key) in enumerate(zip(e.blocks, e.keys, strict=True), e.first):
             place = (e.pool_id, block)
             want = part.contexts[index * part.size : (index + 1) * part.size]
@@ -359,7 +434,7 @@ class Books:
             _ask(self.content[place] == want, f"{place} is published and not written")
             _ask(place not in self.published, f"{place} is published twice")
             self.published[place] = key
-            meaning = (tuple(want), index * part.size, labels, holder.root)
+            meaning = (tuple(want), index * part.size, part.labels, holder.root)
             _ask(self.content_of.setdefault(key, meaning) == meaning, "one key, two contents")
             _ask(self.key_of.setdefault(meaning, key) == key, "one content, two keys")
 

@@ -227,7 +227,7 @@ BAD: list[tuple[type[Exception], str, Callable[[Lab], object]]] = [
     (BadInput, "no role", lambda lab: lab.agents["a"].read("x", role="kaiser")),
     (BadInput, "temperature", lambda lab: lab.agents["a"].write(2, temperature=float("nan"))),
     (BadInput, "on_token", lambda lab: lab.agents["a"].write(2, on_token=3)),
-    (BadInput, "no group", lambda lab: lab.agents["a"].attach("t")),
+    (UnknownGroup, "say for whom", lambda lab: lab.agents["a"].attach("t")),
     (BadInput, "agent of this lab", lambda lab: lab.groups["t"].publish([1], by="m")),
     (BadInput, "printable name", lambda lab: lab.agent("")),
     (BadInput, "printable name", lambda lab: lab.group(None)),

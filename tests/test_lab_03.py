@@ -12,13 +12,13 @@ from test_ledger import Player
 
 from inms_lab.events import Allocated, Shared
 from inms_lab.log import Log
-from inms_lab.policy import MODES, SWITCHES, Inms
+from inms_lab.policy import MODES, Inms
 from inms_lab.whatif import parts_of
 from inms_lessons import examine
 from inms_lessons.cases import Case, Known, known_cases, one_of_each, table_of
 from inms_lessons.copies import solutions_in
 from inms_lessons.damage import CONSEQUENCES, damage, damaged_log
-from inms_lessons.deciding import LOOK_FOR
+from inms_lessons.deciding import LOOK_FOR, SWITCHES
 from inms_lessons.exercises import EXERCISES
 from inms_lessons.wrong import Wrong
 

@@ -33,6 +33,7 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
+from inms_lab.gate import OPEN, Gate
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Plan
 from inms_lab.plan import plan_extend
@@ -47,9 +48,9 @@ STEMS = ([1, 2, 3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 4, 4], [2, 2, 2, 2, 2, 2, 2, 2, 
 class Player:
     """Random operations on a toy lab, and counts of what they led to."""
 
-    def __init__(self, mode: str, seed: int) -> None:
-        self.rng = random.Random(seed)
-        self.toy = Toy(mode, size=4, blocks=(6, 6, 30 if mode == "inms" else 40))
+    def __init__(self, mode: str, seed: int, gate: Gate | None = None) -> None:
+        self.rng, self.gate = random.Random(seed), gate
+        self.toy = Toy(mode, size=4, blocks=(6, 6, 30 if mode == "inms" else 40), gate=gate)
         self.toy.on_event.append(self._saw)
         self.shares = MODES[mode].encodes_prompts
         self.prompts: dict[int, list[list[int]]] = {}
@@ -76,6 +77,8 @@ class Player:
             (self.step, 45),
             (self.interrupt, 2),
         ]
+        if gate is not None:
+            self.operations += [(self.attach_anywhere, 6), (self.supersede, 1)]
 
     def play(self, count: int) -> Iterator[int]:
         """Do `count` operations; gives the number of each before it is done."""
@@ -98,6 +101,9 @@ class Player:
             self.seen[f"evicted: {event.cause}"] += 1
         elif isinstance(event, Freed):
             self.seen[f"freed: {event.cause}"] += 1
+        if isinstance(event, Commanded):
+            self.seen["fragment"] += event.piece >= 0
+            self.seen[event.verb] += 1
 
     def _collect(self) -> None:
         for future in [f for f in self.futures if f.done()]:
@@ -143,13 +149,13 @@ class Player:
                 self.ask(seq_id, "append", text, tier="global", seal=True)
             self.prompts[seq_id] = texts
 
-    def new_record(self) -> None:
+    def new_record(self, replaces: int = -1) -> None:
         if self.shares and len(self.records) < 3:
             behind = self.rng.choice([*self.prompts.values(), []])
             text = self.text()
             seq_id = self.toy.engine.register("record", "r", frozenset({"group:team"}))
             offset, length = self.toy.log.add_tokens(text)
-            self.toy.cache.record(Released(seq_id, "author", "team", offset, length))
+            self.toy.cache.record(Released(seq_id, "author", "team", offset, length, replaces))
             for earlier in behind:
                 self.ask(seq_id, "append", earlier, tier="global", seal=True)
             where = {"tier": "group", "group": "team", "seal": True, "offset": offset}
@@ -177,8 +183,30 @@ class Player:
             self.ask(seq_id, "append", text, tier="global", seal=True)
         for record, (behind, text) in self.records.items():
             if behind == texts:
-                where = {"tier": "group", "group": "team", "seal": True, "record": record}
-                self.ask(seq_id, "append", text, **where)
+                self.attach(seq_id, record, text)
+
+    def attach(
+        self, seq_id: int, record: int, text: list[int], afresh: tuple[int, ...] = ()
+    ) -> None:
+        where = {"tier": "group", "group": "team", "seal": True, "record": record}
+        self.ask(seq_id, "append", text, **where, afresh=afresh)
+
+    def attach_anywhere(self) -> None:
+        """A record at any place of a context, now and then with some blocks computed afresh."""
+        seq_id = self.agent()
+        if seq_id is not None and self.records:
+            record = self.rng.choice([*self.records])
+            afresh = tuple(i for i in range(3) if self.rng.random() < 0.15)
+            self.attach(seq_id, record, self.records[record][1], afresh)
+
+    def supersede(self) -> None:
+        """A record is replaced; its blocks stay as long as somebody reads them."""
+        held = [r for r in self.records if r in self.toy.ledger.records.get("team", ())]
+        if held and len(self.records) < 3:
+            old = self.rng.choice(held)
+            self.new_record(replaces=old)
+            self.records.pop(old)
+            self.toy.engine.retired.add(old)
 
     def append(self) -> None:
         seq_id = self.agent()
@@ -314,6 +342,17 @@ def test_ledger_equals_the_independent_books_in_short_runs(mode: str, seed: int)
         pass
     check_replay(player.toy, player.rng)
     finish(player)
+
+
+@pytest.mark.parametrize("mode", ["inms", "global"])
+@pytest.mark.parametrize("seed", range(8))
+def test_ledger_equals_the_independent_books_with_fragments(mode: str, seed: int) -> None:
+    player = Player(mode, seed, gate=OPEN)
+    for _ in player.play(400):
+        pass
+    check_replay(player.toy, player.rng)
+    finish(player)
+    assert player.seen["fragment"]
 
 
 @pytest.mark.slow

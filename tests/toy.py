@@ -7,7 +7,7 @@ one chain. So a block that was given away, overwritten or mounted behind other t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
 from threading import Event as Flag
 from typing import Any
@@ -19,6 +19,7 @@ from inms_lab.attention.batch import Span
 from inms_lab.config import Config
 from inms_lab.engine import Engine
 from inms_lab.events import Event, Released, Stepped
+from inms_lab.gate import Gate
 from inms_lab.label import PUBLIC, group, join, private
 from inms_lab.ledger import Ledger
 from inms_lab.lifecycle import RECLAIMED
@@ -66,9 +67,12 @@ class ToyModel:
 
     def __init__(self, vocab_size: int = 5, max_context: int = 1000) -> None:
         self.vocab_size, self.max_context = vocab_size, max_context
-        self.states: dict[tuple[int, int], int] = {}
+        self.states: dict[tuple[int, Hashable], int] = {}
         self.parents: list[int] = [-1]  # of each state; state 0 stands before every text
         self.interrupt = False  # stop the next step in its middle
+        self.fragments = (
+            False  # whether KV may be read behind other text than it was encoded behind
+        )
 
     def new_store(self) -> ToyStore:
         return ToyStore()
@@ -76,7 +80,7 @@ class ToyModel:
     def weights_bytes(self) -> tuple[int, int]:
         return 0, 0
 
-    def state(self, before: int, token: int) -> int:
+    def state(self, before: int, token: Hashable) -> int:
         """The state after `token`."""
         new = self.states.setdefault((before, token), len(self.parents))
         if new == len(self.parents):
@@ -138,9 +142,15 @@ class ToyModel:
                 number, offset = divmod(at - tile.first, tile.step or tile.length)
                 found = self.get(store, tile.pool_id, stretches[number] + offset)
                 assert found is not None, f"position {at} is read and was never written"
-                assert self.parents[found] == state, f"position {at} was computed behind other text"
-                state = found
+                state = self.after(state, found, f"position {at}")
         return state
+
+    def after(self, state: int, found: int, where: str = "it") -> int:
+        """The state of a reader in `state` that reads KV of the state `found`."""
+        if self.parents[found] == state:
+            return found
+        assert self.fragments, f"{where} was computed behind other text"
+        return self.state(state, ("fragment", found))
 
 
 class TensorModel(ToyModel):
@@ -176,13 +186,16 @@ class Toy:
         groups: tuple[str, ...] = ("team",),
         compare: bool = True,
         model: ToyModel | None = None,
+        gate: Gate | None = None,
     ) -> None:
         policy = MODES[mode] if isinstance(mode, str) else mode
         config = Config(size, tile, budget, 1000, *(n * size for n in blocks), debug=compare)
         self.model = model or ToyModel()
-        self.engine = Engine(self.model, self.model.new_store(), policy, config)
+        self.model.fragments = gate is not None
+        self.engine = Engine(self.model, self.model.new_store(), policy, config, gate)
         self.cache, self.log, self.ledger = self.engine.cache, self.engine.log, self.engine.ledger
         self.books = Books(self.log.tokens)
+        self.known_states: dict[tuple[int, int], int] = {}
         self.on_event: list[Callable[[Event], None]] = []
         if compare:
             self._hook()
@@ -312,9 +325,30 @@ def compare_slots(toy: Toy) -> None:
     """Every slot of every holder contains the state of exactly its own context."""
     for seq_id, holder in toy.books.holders.items():
         if holder.live:
-            states = toy.states(seq_id)
-            tokens = [token for part in holder.parts for token in part.tokens]
-            assert states == toy.model.run(tokens)[: len(states)], seq_id
+            wanted = [
+                state_of(toy, context) for p in holder.parts for context in p.contexts[: p.written]
+            ]
+            assert toy.states(seq_id) == wanted, seq_id
+
+
+def state_of(toy: Toy, context: tuple[int, int]) -> int:
+    """The toy model's state after a context of the independent books."""
+    known, todo = toy.known_states, [context]
+    while todo:
+        behind, mark = toy.books.trie.made_of.get(todo[-1], ((0, 0), None))
+        missing = [c for c in (behind, mark[1] if isinstance(mark, tuple) else None) if c]
+        missing = [c for c in missing if c not in known and c != (0, 0)]
+        if missing:
+            todo += missing
+            continue
+        before = known.get(behind, 0)
+        if isinstance(mark, int):
+            known[todo.pop()] = toy.model.state(before, mark)
+        elif isinstance(mark, tuple):
+            known[todo.pop()] = toy.model.after(before, known[mark[1]])
+        else:  # a namespace, or a cut
+            known[todo.pop()] = before
+    return known[context]
 
 
 def plain(ledger: Ledger) -> dict[str, Any]:

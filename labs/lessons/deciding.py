@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inms_lab.log import Log
-from inms_lab.policy import MODES, SWITCHES, Inms
+from inms_lab.policy import MODES, Inms
 from inms_lab.shadow import Site
 
 from .cases import Known, known_cases, one_of_each, short
@@ -109,6 +109,9 @@ def _facts(one: Known) -> str:
 
 
 # dropped ----------------------------------------------------------------------------------------
+
+
+SWITCHES = ("label", "tokens", "position", "pending")  # of a prefix; the gate comes with fragments
 
 
 def dropped(table: object) -> Wrong | None:

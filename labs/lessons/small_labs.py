@@ -85,6 +85,6 @@ def word_lab(mode: str | Policy = "inms", num_blocks: int = 64, token_budget: in
 
 
 def _readable(text: Letters | Words, model: DryModel, **options: Any) -> Lab:
-    lab = Lab(model, **options)
+    lab = Lab(model, **({"gate": None} | options))  # whole prefixes only, unless it is said
     lab.text, lab.log.piece = text, text.piece
     return lab
