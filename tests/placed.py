@@ -89,8 +89,9 @@ class Place:
         spans = []
         for f in made:
             slots = [(GROUP, f.slot + i) for i in range(len(f))]
-            tiles = _tiles(GROUP, f.slot, 0, len(f))
-            spans.append(Span(0, f.tokens, range(f.at, f.at + len(f)), slots, tiles, False))
+            positions = range(f.at, f.at + len(f))
+            read = tiles(GROUP, f.slot, 0, len(f))
+            spans.append(Span(0, f.tokens, positions, slots, read, False))
         self.read(*spans)
         return made
 
@@ -109,7 +110,7 @@ class Place:
             tokens=reader.tokens[start:stop],
             positions=range(reader.at + start, reader.at + stop),
             slots=[(OWN, reader.slot + i) for i in range(start, stop)],
-            tiles=[*mounted(reader.mounts), *_tiles(OWN, reader.slot, before, stop)],
+            tiles=[*mounted(reader.mounts), *tiles(OWN, reader.slot, before, stop)],
             wants_logits=True,
         )
 
@@ -163,15 +164,14 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> to
 
 def mounted(mounts: Sequence[tuple[Fragment, int]]) -> list[TileRef]:
     """The tiles of fragments that stand behind one another, each at its position."""
-    tiles: list[TileRef] = []
-    first = 0
+    out: list[TileRef] = []
     for fragment, at in mounts:
-        tiles += _tiles(GROUP, fragment.slot, first, len(fragment), at - fragment.at)
-        first += len(fragment)
-    return tiles
+        first = sum(tile.length for tile in out)
+        out += tiles(GROUP, fragment.slot, first, len(fragment), at - fragment.at)
+    return out
 
 
-def _tiles(pool: str, slot: int, first: int, length: int, shift: int = 0) -> list[TileRef]:
+def tiles(pool: str, slot: int, first: int, length: int, shift: int = 0) -> list[TileRef]:
     """Tiles of `length` tokens from `slot` on; the first token has the index `first`."""
     return [
         TileRef(pool, slot + i, first + i, min(TILE, length - i), shift=shift)

@@ -57,9 +57,18 @@ def test_wanted_models_are_admitted_whole(name: str) -> None:
     ("name", "expected"),
     [
         ("smollm3", ["half-split", "none", "half-split"]),
+        ("yarn_nope", ["half-split", "none", "half-split"]),
+        ("llama4", ["interleaved", "none", "interleaved"]),
+        ("mqa", ["half-split"] * 3),
+        ("mha", ["half-split"] * 3),
+        ("granite", ["half-split"] * 3),
+        ("mixtral", ["half-split"] * 3),
+        ("gpt_neox", ["half-split, partial 4/16"] * 3),
         ("phi", ["half-split, partial 8/16"] * 3),
         ("cohere", ["interleaved"] * 3),
+        ("ernie", ["interleaved"] * 3),
         ("glm", ["interleaved, partial 8/16"] * 3),
+        ("yarn_glm", ["interleaved, partial 8/16"] * 3),
     ],
 )
 def test_layouts_are_found(name: str, expected: list[str]) -> None:
@@ -72,13 +81,16 @@ def test_layouts_are_found(name: str, expected: list[str]) -> None:
     ("name", "reason"),
     [
         ("hunyuan", "a norm or a scale after the rotation"),
+        ("ministral3", "a norm or a scale after the rotation"),
         ("nanochat", "rotates the other way round"),
+        ("gptj", "no rotary frequencies"),
+        ("mrope", "several dimensions (mrope)"),
         ("dynamic", "frequencies depend on the length of the context (dynamic)"),
         ("longrope", "frequencies depend on the length of the context (longrope)"),
     ],
 )
 def test_unsafe_rotations_forbid_fragments_and_nothing_else(name: str, reason: str) -> None:
-    runner = from_model(models.OTHERS[name]())
+    runner = from_model(models.UNSAFE[name]())
     found = verdict(runner)
     assert not found.fragments
     assert reason in found.fragments_reason
@@ -91,11 +103,13 @@ def test_unsafe_rotations_forbid_fragments_and_nothing_else(name: str, reason: s
     ("name", "words"),
     [
         ("gpt2", ["GPT2LMHeadModel", "positions are learned and added to the input"]),
+        ("opt", ["OPTForCausalLM", "positions are learned and added to the input"]),
         ("gemma2", ["Gemma2ForCausalLM", "`sliding_window`", "`softcap`"]),
         ("gpt_oss", ["GptOssForCausalLM", "`sliding_window`", "`s_aux`"]),
         ("mistral_with_window", ["MistralForCausalLM", "`sliding_window`"]),
         ("stablelm", ["StableLmForCausalLM", "drops the keyword"]),
         ("bloom", ["BloomForCausalLM", "3 of its 3 layers never call"]),
+        ("mpt", ["MptForCausalLM", "3 of its 3 layers never call"]),
         ("mamba", ["MambaForCausalLM"]),
     ],
 )
@@ -220,12 +234,6 @@ def test_yarn_is_turned_without_its_attention_scaling() -> None:
     assert layer.error < 1e-4
     assert layer.rope is not None
     assert torch.equal(layer.rope.inv_freq, model.model.rotary_emb.inv_freq)
-
-
-def test_rotary_positions_of_several_dimensions_are_unsafe_by_name() -> None:
-    model = models.llama()
-    model.config.rope_parameters["mrope_section"] = [2, 3, 3]
-    assert "several dimensions" in verdict(from_model(model)).fragments_reason
 
 
 def test_a_context_ends_where_the_angles_would_change() -> None:

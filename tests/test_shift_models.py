@@ -4,13 +4,13 @@ Compared at shifts from -4096 to 4096, many readers in one forward; the fragment
 position 4200. In brackets: the largest figure that was measured over all models.
 
     dense    a layer's attention against dense attention over the same keys, turned by the same cos
-             and sin: within 2e-5 max|v| (1.3e-6); half precision: see `rounding`
+             and sin: within 2e-5 max|v| (8e-7); half precision: see `rounding`
     call     a layer's attention against dense attention of the same queries over the keys that were
-             encoded afresh: within 1e-3 max|v| (4e-4)
+             encoded afresh: within 1e-3 max|v| (4.3e-4)
     exact    attention and logits against everything afresh, in a model whose frequencies are powers
-             of two: within 5e-5 max|v| (1.6e-5) and 1e-4 of the logits' spread (2.5e-5)
+             of two: within 2e-5 max|v| (6e-6) and 1e-4 of the logits' spread (1.6e-5)
     truth    logits against those at position 0: moved is off at most twice as much as afresh (0.7
-             to 1.3 times)
+             to 1.2 times)
 
 The last two say why `call` is not as small as `dense`. A model computes its angles, position times
 frequency, in float32: they are rounded by up to 2e-4 radians at these positions, differently at
@@ -22,14 +22,14 @@ as in models.py (scores spread by 6) `call` was up to 1.1e-3, so here they are n
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
 import models
 import pytest
 import torch
-from harness import one_thread  # noqa: F401
-from placed import Fragment, Place, Reading
+from placed import TILE, Fragment, Place, Reading
 
 from inms_lab.errors import ModelRefused, UnsafeShift
 from inms_lab.model import Runner, from_model, load
@@ -38,13 +38,23 @@ from inms_lab.rope import Rotation
 SAFE = models.WANTED | models.OTHERS
 EVERY = SAFE | models.UNSAFE | models.REFUSED
 HALF = [torch.bfloat16, torch.float16]
+EXPERTS = {"mixtral", "llama4"}  # when rounded, their routers choose other experts
 
 HOME, CONTEXT = 4200, 8448  # where the fragment was encoded; positions that a model takes
 SHIFTS = (-4096, -4095, -513, -1, 0, 1, 7, 500, 4096)
 LENGTH, OWN_LENGTH = 40, 5  # tokens of the fragment, and of a reader's own text
 WIDTH = 0.2  # weights are drawn that wide: scores spread by 3, as many of the default model's do
 
-DENSE, CALL, EXACT, EXACT_LOGITS, TRUTH = 2e-5, 1e-3, 5e-5, 1e-4, 2.0
+DENSE, CALL, EXACT, EXACT_LOGITS, TRUTH = 2e-5, 1e-3, 2e-5, 1e-4, 2.0
+
+
+@pytest.fixture(autouse=True)
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tiny models are fastest on one thread; the default one is not."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads if request.node.get_closest_marker("model") else 1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,7 @@ class Moved:
 
 def compare(runner: Runner, home: int, shifts: tuple[int, ...], sense: int = 1) -> Moved:
     """`sense` multiplies the shift: 0 forgets it, -1 is the wrong way round."""
-    place = Place(runner)
+    place = Place(runner, 40 * TILE)
     rng = random.Random(0)
     text, mine = (rng.choices(range(3, 320), k=count) for count in (LENGTH, OWN_LENGTH))
     stands = [home + shift for shift in shifts]
@@ -112,10 +122,7 @@ def admitted(name: str, dtype: torch.dtype = torch.float32, exact: bool = False)
 
 @cache
 def compared(
-    name: str,
-    dtype: torch.dtype = torch.float32,
-    exact: bool = False,
-    sense: int = 1,
+    name: str, dtype: torch.dtype = torch.float32, exact: bool = False, sense: int = 1
 ) -> Moved:
     """A tiny model, compared at all `SHIFTS`."""
     return compare(admitted(name, dtype, exact), HOME, SHIFTS, sense)
@@ -188,13 +195,14 @@ def test_half_precision_rounds_and_does_nothing_else(name: str, dtype: torch.dty
     key that is encoded afresh is rounded too: neither is nearer to the truth."""
     run, truth = compared(name, dtype), compared(name).truth
     assert run.off("moved") <= rounding(run)
-    assert rms(run.moved.logits - truth) <= TRUTH * rms(run.fresh.logits - truth)
+    if name not in EXPERTS:
+        assert rms(run.moved.logits - truth) <= TRUTH * rms(run.fresh.logits - truth)
 
 
 def rounding(run: Moved) -> float:
     """What a result may be off in half precision, in units of max|v|: its own rounding, and that of
     a turned query, which changes a score by up to eps / 2 of scale |q| |k|. Channels cancel for the
-    most part: a sixteenth of that is allowed, and at most 0.6 of the whole was measured."""
+    most part: a sixteenth of that is allowed; at most 0.5 of the whole was measured."""
     score = 0.0
     for layer, (q, _, _) in enumerate(run.moved.seen):
         keys, _ = run.place.kv(layer, run.fragment)
@@ -218,7 +226,7 @@ def test_the_default_model() -> None:
 @pytest.mark.parametrize("sense", [0, -1])
 @pytest.mark.parametrize("name", SAFE)
 def test_a_forgotten_or_reversed_shift_would_be_seen(name: str, sense: int) -> None:
-    wrong, right = (compared(name, sense=sense) for sense in (sense, 1))
+    wrong, right = compared(name, sense=sense), compared(name)
     assert wrong.off("afresh") >= 100 * CALL
     error, truth = rms(right.moved.logits - right.truth), right.truth
     assert rms(wrong.moved.logits - truth) >= 100 * error
