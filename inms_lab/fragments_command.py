@@ -29,6 +29,10 @@ def fragments(
     answers: Annotated[
         bool, typer.Option(help="whether what an agent wrote counts as seen")
     ] = True,
+    quality: Annotated[
+        int | None, typer.Option(help="measure the reuse of so many messages of each file")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="which messages are drawn for --quality")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """How much text of real logs was seen before: as a prefix, as messages, anywhere."""
@@ -44,6 +48,14 @@ def fragments(
         for path in paths:
             progress.set_description(path.name)
             reports.append(table.examine(path, encode, cuts, progress.update))
+    if quality is not None:
+        from inms_lab.interference.found import quality_of
+        from inms_lab.model import load
+
+        runner = load(model)
+        for report in reports:
+            found = report.seen.fragments
+            report.quality = quality_of(runner, report.requests, found, quality, seed)
     if as_json:
         print(json.dumps(_result(reports, model, size, cuts), indent=1))
     else:

@@ -6,7 +6,7 @@ Values are plain, for JSON, notebooks and the terminal alike; only `render` draw
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,14 +46,16 @@ class Cuts:
 
 @dataclass(slots=True)
 class Report:
-    """One file: its requests as tokens, what of them was seen, how many were cut."""
+    """One file: its requests, what of them was seen, how many were cut.
+
+    `quality`: as `interference.found.quality_of` gives it; None where it was not asked for.
+    """
 
     name: str
-    requests: list[Encoded]
+    requests: list[Request]
     num_cut: int
     seen: Seen
     quality: dict[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
 
     def as_dict(self, kv_bytes_per_token: int) -> dict[str, Any]:
         """Everything as one JSON object. Shares are of tokens, or means over requests."""
@@ -100,7 +102,8 @@ def examine(path: Path, encode: Encode, cuts: Cuts, tick: Callable[[], object]) 
             known[text] = tuple(encode(text)) if text else ()
         return known[text]
 
-    requests, sessions, num_cut = list[Encoded](), set[str](), 0
+    requests, found = list[Request](), list[Encoded]()
+    sessions, num_cut = set[str](), 0
     for request in read_requests(path):
         sessions.add(request.session)
         if cuts.sessions is not None and len(sessions) > cuts.sessions:
@@ -109,11 +112,12 @@ def examine(path: Path, encode: Encode, cuts: Cuts, tick: Callable[[], object]) 
         whole = _encoded(request, tokens)
         kept = whole if cuts.limit_tokens is None else whole.cut(cuts.limit_tokens)
         num_cut += len(kept) < len(whole)
-        requests.append(kept)
+        requests.append(request)
+        found.append(kept)
         tick()
     if not requests:
         raise BadInput(f"{path} holds no request with text: there is nothing to look for")
-    return Report(path.name, requests, num_cut, look_back(requests, cuts.answers))
+    return Report(path.name, requests, num_cut, look_back(found, cuts.answers))
 
 
 def render(
@@ -136,6 +140,8 @@ def render(
         out.print(table)
         if report.num_cut:
             out.print(f"{report.num_cut} of {len(report.requests)} requests were cut.")
+        if report.quality is not None:
+            out.print(_quality(report.quality), highlight=False)
     for line in (
         f"{cuts.text[0].upper()}{cuts.text[1:]}; tokens of {model}.",
         f"prefix: full blocks of {RUN} tokens from the start; messages: these, and whole messages"
@@ -143,6 +149,30 @@ def render(
         f"KV saved: not computed again, by messages, {format_bytes(size)} a token in float32.",
     ):
         out.print(line, style="dim", highlight=False)
+
+
+def _quality(quality: dict[str, Any]) -> str:
+    """A line a way of reuse, in words."""
+    if not quality["samples"]:
+        return "Quality: no message was found behind the prefix with enough text around it."
+    cut = quality["cut_to"]
+    lines = [
+        f"{quality['samples']} messages as fragments (first {cut['fragment']} tokens, behind"
+        f" at most {cut['own']}), the next {cut['next']} tokens against full prefill, 95 %:"
+    ]
+    ways = {
+        "public": "encoded behind public context, shifted",
+        "private": "behind the context where it was seen first",
+        "alone": "behind nothing",
+        "missing": "not there",
+    }
+    for name, words in ways.items():
+        kl, same = (quality["variants"][name][what] for what in ("kl", "agreement"))
+        lines.append(
+            f"  {words}: KL {kl[0]:.3f} [{kl[1]:.3f}, {kl[2]:.3f}],"
+            f" agreement {same[0]:.1%} [{same[1]:.1%}, {same[2]:.1%}]"
+        )
+    return "\n".join(lines)
 
 
 def _cells(seen: Seen, first: bool, scope: str, size: int) -> list[str]:
@@ -157,5 +187,5 @@ def _cells(seen: Seen, first: bool, scope: str, size: int) -> list[str]:
 
 
 def _encoded(request: Request, tokens: Callable[[str], tuple[int, ...]]) -> Encoded:
-    messages = tuple(filter(None, (tokens(m.text) for m in request.messages)))
+    messages = tuple(tokens(message.text) for message in request.messages)
     return Encoded(request.session, request.agent, messages, tokens(request.answer))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,11 @@ from inms_lab.errors import BadInput
 from inms_lab.fragments import RUN, SCOPES, WAYS, Encoded, look_back
 from inms_lab.fragments_command import tokenizer_of
 from inms_lab.fragments_table import Cuts, examine
+from inms_lab.interference.found import PUBLIC as PUBLIC_PROMPT
+from inms_lab.interference.found import quality_of, samples_of
+from inms_lab.interference.samples import Sizes
 from inms_lab.messages import Message, files_in, read_requests
+from inms_lab.text import Text
 
 TRANSCRIPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "transcripts"
 RULES = "Answer in one sentence. Quote the record that you rely on. Never guess a number."
@@ -284,3 +289,66 @@ def test_real_logs_are_found_as_the_reference_says() -> None:
     seen = examine(path, encode, Cuts(limit_tokens=4096), lambda: None).seen
     assert seen.tokens("prefix", first=True) == 0
     assert seen.mean_share("runs", first=True) == pytest.approx(0.62, abs=0.02)
+
+
+# --- quality --------------------------------------------------------------------------------------
+
+NOTE = (
+    "The key hangs behind the door of the cellar, and the second one is with the neighbour. Whoever"
+    " takes it signs the list on the wall and brings it back before six."
+)
+NEXT = "Thank you. I will go there tomorrow morning, before the vans are loaded, and report back."
+
+
+class Letters(Text):
+    """One token a character, no turn marks: samples can be read again."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def encode(self, text: Any, role: str | None = None) -> list[int]:
+        return words(text)
+
+
+def logged(tmp_path: Path) -> Path:
+    """Ann reads a note behind her rules; Bob has it behind his own, and goes on."""
+    ann = [{"role": "system", "content": RULES}, {"role": "user", "content": NOTE}]
+    bob = [{"role": "system", "content": ORDER}, {"role": "tool", "content": NOTE}]
+    lines = [
+        {"session": "s", "agent": "ann", "messages": ann},
+        {"session": "s", "agent": "bob", "messages": bob, "answer": NEXT},
+    ]
+    return write(tmp_path / "x.jsonl", lines)
+
+
+def test_a_sample_has_what_stood_around_the_message(tmp_path: Path) -> None:
+    report = examine(logged(tmp_path), words, Cuts(), lambda: None)
+    sizes = Sizes(own=40, fragment=50, continuation=60)
+    found = report.requests, report.seen.fragments, Letters(), 5, sizes
+    (sample,) = samples_of(*found)
+    parts = (sample.public, sample.own, sample.other, sample.fragment, sample.continuation)
+    public, own, other, fragment, continuation = ("".join(map(chr, part)) for part in parts)
+    assert public == PUBLIC_PROMPT
+    assert (own, other, fragment) == (ORDER[:40], RULES[:40], NOTE[:50])
+    assert continuation == (NOTE[50:] + NEXT)[:60]
+    assert samples_of(*found) == [sample]
+    too_short = Sizes(own=40, fragment=20, continuation=60)
+    assert samples_of(*found[:4], too_short) == []
+
+
+@pytest.mark.model
+def test_quality_is_measured_and_printed(tmp_path: Path) -> None:
+    out = CliRunner().invoke(cli.app, ["fragments", str(logged(tmp_path)), "--quality", "1"])
+    assert out.exit_code == 0, out.output
+    told = " ".join(out.stdout.split())
+    assert "1 messages as fragments (first 384 tokens, behind at most 300)" in told
+    found = re.search(r"behind public context, shifted: KL (\S+) \[\S+, \S+\], agreement", told)
+    missing = re.search(r"not there: KL (\S+)", told)
+    assert found
+    assert missing
+    assert 0 < float(found[1]) < float(missing[1])
+
+
+def test_quality_of_nothing_is_refused() -> None:
+    with pytest.raises(BadInput, match="at least 1 fragment"):
+        quality_of(None, [], [], 0)  # type: ignore[arg-type]
