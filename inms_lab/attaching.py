@@ -76,7 +76,8 @@ def _only_group(agent: Agent) -> Group:
 
 def _records(agent: Agent, team: Group, recompute: float | Sequence[int]) -> Pending[int]:
     pending = [_ask(agent, team, record, recompute) for record in team.refreshed()]
-    return pending[-1] if pending else _nothing(agent)
+    waiting = [p for p in pending if not p.future.done()]  # answered in order: the last is enough
+    return (waiting or pending or [_nothing(agent)])[-1]
 
 
 def _record(

@@ -5,6 +5,7 @@ Bad input is refused here, with a named exception, before anything is logged.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import index
 
 from inms_lab.checks import may_write
@@ -17,7 +18,7 @@ from inms_lab.log import Log
 from inms_lab.outcome import Plan
 from inms_lab.policy import PRIVATE, Policy
 from inms_lab.request import Request
-from inms_lab.reuse import Terms, command
+from inms_lab.reuse import AFRESH, Terms, command, own_place
 from inms_lab.sequence import Sequence
 
 ALONE = Terms()  # of a cache without a model: no fragments
@@ -63,8 +64,7 @@ def entry(
         keep = request.count if request.drop is None else seq.num_tokens - request.drop
         if not 0 <= keep <= seq.num_tokens:
             raise BadInput(f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {keep}")
-        made = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
-        events = (made, *freed(seq, keep, "rolled back"))
+        events = _rollback(log, policy, seq, keep)
     elif request.verb in ("close", "fail", "expire"):
         made = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
         left = forgotten(books, seq) if policy.forgets_private else ()
@@ -76,6 +76,22 @@ def entry(
             require_text(seq, 0)
         events = (Commanded(seq.seq_id, seq.number + 1, request.verb),)
     return Plan(len(log), events)
+
+
+def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int) -> tuple[Event, ...]:
+    """Keep the first `keep` tokens. A cut inside a fragment's block leaves what could not be found
+    again: those few tokens become the holder's own at once, whether or not their KV is lost."""
+    cut = next((s for s in seq.segments if keep < s.first_position + len(s.tokens)), None)
+    offset = keep - cut.first_position if cut is not None else 0
+    rest = offset % cut.block_size if cut is not None and cut.is_fragment else 0
+    made = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep - rest)
+    events: tuple[Event, ...] = (made, *freed(seq, keep - rest, "rolled back"))
+    if cut is None or not rest:
+        return events
+    place = own_place(policy, seq, "", seq.label())
+    own = command(seq, "append", place, *log.add_tokens(cut.tokens[offset - rest : offset]))
+    own = replace(own, number=seq.number + 2, seal=True, source=cut.source, cause=AFRESH)
+    return (*events, own)
 
 
 def _rewrite(
@@ -102,9 +118,9 @@ def _rewrite(
     segment = next(s for s in seq.segments if start < s.first_position + len(s.tokens))
     offset_in = start - segment.first_position
     size = segment.block_size
-    inside = offset_in % max(size, tile)
-    begins = start if segment.is_fragment else start - inside  # a fragment's KV is not copied
-    keep = start if may_write(seq, segment.tier) else begins
+    inside = offset_in % (size if segment.is_fragment else max(size, tile))
+    own = may_write(seq, segment.tier) and not segment.is_fragment
+    keep = start if own else start - inside
     tail = [*tokens[keep:start], *request.tokens, *tokens[start + request.count :]]
     rollback = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep)
     releases = freed(seq, keep, "rewritten")
@@ -120,8 +136,8 @@ def _rewrite(
     trial.apply(append)
     events: tuple[Event, ...] = (rollback, *releases, append)
     free = trial.pools[place.pool_id].next_free(1)
-    if keep == start or segment.computed < offset_in or not free:
-        return events
+    if keep == start or segment.is_fragment or segment.computed < offset_in or not free:
+        return events  # a fragment's KV is not copied
     source = segment.blocks[(offset_in - inside) // size]
     number = len(trial.sequences[seq.seq_id].segments) - 1
     there = (segment.pool_id, source, place.pool_id, free[0], min(inside, size))

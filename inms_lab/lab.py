@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from inms_lab import opening, reload, usage
 from inms_lab.agent import Agent, check_name
-from inms_lab.config import Config, default_block_size
+from inms_lab.config import Config
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
 from inms_lab.errors import BadInput, LabClosed, LedgerViolation, UnknownGroup
@@ -33,7 +32,7 @@ from inms_lab.preload import preload
 from inms_lab.programs import Program, Programs, Results
 from inms_lab.records import Prompt
 from inms_lab.request import Request
-from inms_lab.sizes import parse_bytes
+from inms_lab.reused import Reused, reused
 from inms_lab.text import Text
 
 T = TypeVar("T")
@@ -44,8 +43,7 @@ class Lab:
 
     `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
     inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides everything.
-    `gate`: what a record must satisfy to be used at another place than it was encoded at, by what
-    was measured for this model; None: never.
+    `gate`: bounds for text that is used at another place than it was encoded at; None: never.
     """
 
     def __init__(
@@ -70,35 +68,26 @@ class Lab:
         self.model = opening.load_model(model, device, dtype)
         limit = self.model.max_context if context is None else min(context, self.model.max_context)
         if config is None:
-            config = Config(
-                block_size=default_block_size(limit) if block_size is None else block_size,
-                context=limit,
-                token_budget=token_budget,
-                debug=debug,
-            )
-            if pool_bytes is not None:
-                size = parse_bytes(pool_bytes) if isinstance(pool_bytes, str) else pool_bytes
-                config = replace(config, private_bytes=size)
+            config = opening.config_for(block_size, limit, token_budget, debug, pool_bytes)
         self.config = config
         self.policy = by_name(mode) if isinstance(mode, str) else mode
         store = self.model.new_store()
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
-        gate = opening.gate_for(self.model, gate)
-        self.engine = Engine(self.model, store, self.policy, config, gate)
+        where = (self.model, store, self.policy, config)
+        self.engine = Engine(*where, opening.gate_for(self.model, gate))
         self.engine.log.piece = piece_of(self.model.tokenizer)
         name = model if isinstance(model, (str, Path)) else getattr(model, "name", model.digest)
         self.engine.log.about["model"] = Path(name).name  # a path is nobody's business
         self.engine.open_pools((), store.bytes_per_token)
         self.prompts: list[Prompt] = []
         self.groups: dict[str, Group] = {}
-        self.agents: dict[str, Agent] = {}
-        self.forks: list[Agent] = []
+        self.agents, self.forks = dict[str, Agent](), list[Agent]()
         self.driver = Driver(self.engine)
         self.controls = self.driver.controls
         self.programs = Programs(self.driver)
         self.closed = False
-        if off := sorted(self.policy.off):
-            print(f"LESSON: checks switched off: {', '.join(off)}")
+        if self.policy.off:
+            print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
 
     def preload(
         self, system: str | Sequence[int], *, tools: Any = None, progress: bool = True
@@ -195,11 +184,15 @@ class Lab:
 
     def bill(self) -> usage.Bill:
         """Weights, KV, metadata and process memory, formula beside measured."""
-        return self._look(lambda: usage.bill(self))
+        return self.look(lambda: usage.bill(self))
+
+    def reused(self) -> Reused:
+        """What was reused in place, at a shift, or computed, by agent and reason."""
+        return self.look(lambda: reused(self.log))
 
     def check(self) -> None:
         """Raises `LedgerViolation` if the books do not balance."""
-        self._look(self.engine.cache.check)
+        self.look(self.engine.cache.check)
 
     def assert_clean(self) -> None:
         """Raise what a program or viewer raised, balance the books, close; nothing may be held."""
@@ -213,7 +206,8 @@ class Lab:
         if any(held.values()):
             raise LedgerViolation(f"blocks are held after everything ended: {held}")
 
-    def _look(self, function: Callable[[], T]) -> T:
+    def look(self, function: Callable[[], T]) -> T:
+        """What `function` gives on the lab's thread, between two steps."""
         return function() if self.closed else self.driver.call(function)
 
     def _open(self) -> None:

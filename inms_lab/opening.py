@@ -1,4 +1,4 @@
-"""What a lab is opened with: the model, and the gate with what was measured for that model."""
+"""What a lab is opened with: the model, its sizes, the gate with what was measured."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from inms_lab.calibrations import calibration_of
+from inms_lab.config import Config, default_block_size
 from inms_lab.errors import NotCalibrated
 from inms_lab.gate import DEFAULT, Gate
 from inms_lab.model.forward import Forward
+from inms_lab.sizes import parse_bytes
 
 
 def load_model(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:
@@ -37,3 +39,19 @@ def gate_for(model: Forward, gate: Gate | None) -> Gate | None:
             "MODEL` once, or pass gate=None to share text in its own place only"
         )
     return replace(gate, calibration=known)
+
+
+def config_for(
+    block_size: int | None,
+    context: int,
+    token_budget: int,
+    debug: bool,
+    pool_bytes: int | str | None,
+) -> Config:
+    """The sizes of a lab whose contexts have `context` tokens at most."""
+    size = default_block_size(context) if block_size is None else block_size
+    config = Config(block_size=size, context=context, token_budget=token_budget, debug=debug)
+    if pool_bytes is None:
+        return config
+    private = parse_bytes(pool_bytes) if isinstance(pool_bytes, str) else pool_bytes
+    return replace(config, private_bytes=private)

@@ -73,7 +73,7 @@ def reuse(
     if record >= 0:
         holder = books.sequences[record]
         donor = holder.segments[-1] if holder.segments else None
-        if not holder.is_live or donor is None:
+        if not holder.is_live or donor is None or donor.tokens.tobytes() != tokens:
             return Reuse(record, why=NO_KV)
         if stands_at(donor, seq):
             return Reuse(record, exact=True)

@@ -33,6 +33,7 @@ from inms_lab.table_rules import owned, require, where
 if TYPE_CHECKING:
     from inms_lab.ledger import Ledger
     from inms_lab.pool import Pool
+    from inms_lab.segment import Segment
     from inms_lab.sequence import Sequence
 
 VERBS = ("append", "write", "detach", "stop", "logits", "rollback", "close", "fail", "expire")
@@ -78,6 +79,8 @@ def _commanded(books: Ledger, e: Commanded) -> None:
         require(0 <= e.count <= seq.num_tokens, "a rollback keeps some of the tokens")
         idle = all(segment.length == segment.computed for segment in seq.segments)
         require(idle, "no rollback within a step")
+        whole = all(_cuts_whole_blocks(s, e.count) for s in seq.segments if s.is_fragment)
+        require(whole, "a fragment is cut between its blocks")
     elif e.verb == "detach":
         before = seq.segments[: e.count + 1]
         require(before[e.count].is_fragment, "only a fragment is detached")
@@ -85,6 +88,11 @@ def _commanded(books: Ledger, e: Commanded) -> None:
         _is_placed(books.pools[e.pool_id], seq, e, frozenset().union(*(s.label for s in before)))
     elif e.verb == "logits":
         require(seq.num_tokens, "there is no token to predict from")
+
+
+def _cuts_whole_blocks(segment: Segment, keep: int) -> bool:
+    offset = keep - segment.first_position
+    return not 0 < offset < len(segment.tokens) or offset % segment.block_size == 0
 
 
 def _is_placed(pool: Pool, seq: Sequence, e: Commanded, before: frozenset[str]) -> None:

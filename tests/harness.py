@@ -29,6 +29,8 @@ from inms_lab.attention.batch import Batch
 from inms_lab.config import Config
 from inms_lab.engine import Engine, Sampled, StepReport
 from inms_lab.events import Allocated, Copied, Evicted, Freed, Released, Shared
+from inms_lab.gate import Gate
+from inms_lab.model.admission import admit
 from inms_lab.model.runner import Runner
 from inms_lab.outcome import Chunk, Outcome
 from inms_lab.policy import MODES, Policy
@@ -75,6 +77,19 @@ def tiny(name: str = "llama", every_row: bool = True) -> Runner:
     return (EveryRow if every_row else Runner)(model, name, name)
 
 
+@cache
+def shifting(name: str = "llama") -> Runner:
+    """The same, admitted: it is known how its keys turn."""
+    model = models.WANTED[name](num_hidden_layers=2, vocab_size=VOCABULARY)
+    plain = Runner(model, name, name)
+    admit(plain)
+    runner = EveryRow(model, name, name)
+    runner.admission, runner.row_multiple = plain.admission, plain.row_multiple
+    runner.bitwise = plain.bitwise
+    assert not runner.unsafe
+    return runner
+
+
 # scripts ----------------------------------------------------------------------------------------
 
 
@@ -95,6 +110,7 @@ class Op:
     fresh: bool = False
     waits: bool = True
     sampling: Sampling = GREEDY
+    afresh: tuple[int, ...] = ()  # attach: blocks of the fragment that are computed all the same
     ops: tuple[Op, ...] = ()
 
 
@@ -168,10 +184,11 @@ class Capture:
 
 
 def contexts(seq: Sequence, start: int, stop: int) -> Iterator[bytes]:
-    """For tokens [start, stop): a digest of all tokens and segment cuts up to each of them."""
+    """For tokens [start, stop): a digest of all tokens and segment cuts up to each of them, and of
+    what fragments were encoded behind."""
     h, at = blake2b(digest_size=12), 0
     for segment in seq.segments:
-        h.update(b"cut")
+        h.update(b"cut" + (segment.root if segment.is_fragment else b""))
         for token in segment.tokens:
             h.update(token.to_bytes(4, "little"))
             if start <= at < stop:
@@ -309,6 +326,7 @@ class Bench:
         common: int = PLENTY,
         poison_beyond: Words | None = None,
         debug: bool = True,
+        gate: Gate | None = None,
     ) -> None:
         store = runner.new_store()
         unit = block_size * store.bytes_per_token
@@ -325,7 +343,7 @@ class Bench:
         self.reports: list[StepReport] = []
         self.num_cut = 0  # chunks that ended before the known text did
         self.peak = 0  # blocks of the largest private part of one holder
-        self.engine = Watched(runner, store, self.policy, config)
+        self.engine = Watched(runner, store, self.policy, config, gate)
         self.engine.bench = self
         self.engine.open_pools(tuple(self.records), store.bytes_per_token)
         if prompt and self.policy.encodes_prompts:
@@ -386,7 +404,8 @@ class Bench:
         if op.verb == "attach":
             record, tokens = self.records[player.group][op.count]
             mounted = -1 if record == who else record  # its own holder writes it
-            return Request(who, "append", tokens, "group", player.group, seal=True, record=mounted)
+            where = {"seal": True, "record": mounted, "afresh": op.afresh}
+            return Request(who, "append", tokens, "group", player.group, **where)
         verb = "append" if op.verb == "read" else op.verb
         shape = {"seal": op.seal, "fresh": op.fresh, "sampling": op.sampling}
         return Request(who, verb, op.tokens, start=op.start, count=op.count, **shape)

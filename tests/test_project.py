@@ -45,7 +45,7 @@ LAYERS: dict[str, set[str]] = {
             "checks",
             "shadow",
             "explain",
-            *("explain_reuse", "pace"),
+            *("explain_reuse", "pace", "reused"),
             "whatif",
             "reenact",
         ),

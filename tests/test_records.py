@@ -1,0 +1,344 @@
+"""Publishing and attaching: versions, stale records, texts that are offered, bad input."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from inms_lab.config import Config
+from inms_lab.errors import (
+    BadInput,
+    ContextTooLong,
+    NotAMember,
+    NotCalibrated,
+    RecordSuperseded,
+    TextTooLarge,
+    UnknownGroup,
+)
+from inms_lab.events import Commanded, Copied, Released, Shared
+from inms_lab.gate import DEFAULT, OPEN, Calibration, Gate
+from inms_lab.lab import Lab
+from inms_lab.model.forward import DryModel
+
+SIZE = 4
+PROMPT, MINE, YOURS = list(range(10)), list(range(20, 31)), list(range(40, 53))
+NEWS, MORE = list(range(100, 110)), list(range(200, 209))
+KNOWN = Calibration("dry", 0.02, (0.01, 0.03), 0.95, (0.93, 0.97), 50, 1.0, 0.01, "made up")
+
+
+def lab(**options: Any) -> Lab:
+    """Blocks of four tokens, no weights; every fragment passes unless a gate is given."""
+    blocks = options.pop("group_blocks", 16)
+    sizes = (64 * SIZE, blocks * SIZE, 64 * SIZE)
+    config = Config(SIZE, 0, 64, 200, *sizes, debug=True)
+    model = options.pop("model", None) or DryModel(4096, options.pop("context", 200), 1)
+    out = Lab(model, config=config, **({"gate": OPEN} | options))
+    out.preload(PROMPT, progress=False)
+    return out
+
+
+def team_of(lab: Lab) -> tuple[Any, Any, Any]:
+    team = lab.group("t")
+    return (team, *team.agents("ada", "ben"))
+
+
+def outcomes(lab: Lab, name: str) -> Counter[str]:
+    """Tokens by outcome of one agent."""
+    out: Counter[str] = Counter()
+    for row in lab.reused().rows:
+        if row.holder == name and row.num_tokens:
+            out[row.outcome] += row.num_tokens
+    return out
+
+
+def test_a_record_behind_other_text_is_mounted_at_a_shift_and_takes_no_block() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        ben.read(MINE).result()
+        team.publish(NEWS, by=ada)
+        before = {p: pool.num_held for p, pool in it.engine.ledger.pools.items()}
+        computed = it.engine.num_computed
+        ben.attach(team).result()
+        after = {p: pool.num_held for p, pool in it.engine.ledger.pools.items()}
+        assert before == after
+        assert it.engine.num_computed == computed
+        segment = it.engine.ledger.sequences[ben.seq_id].segments[-1]
+        assert (segment.first_position, segment.encoded) == (21, 10)
+        assert segment.is_fragment
+        assert not any(isinstance(e, Copied) for e in it.log.events)
+        assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
+
+
+def test_the_same_record_twice_and_in_a_fork() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        ben.attach(record).result()
+        ben.attach(record).result()  # it is there
+        assert len(ben.tokens) == len(PROMPT) + len(NEWS)
+        child = ben.fork().result()
+        child.attach(team).result()
+        assert child.tokens == ben.tokens
+
+
+def test_records_are_encoded_behind_each_other_or_behind_the_prompt_alone() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        chained = team.publish(MORE, by=ada)
+        apart = team.publish(YOURS, by=ada, behind="prompt")
+        books = it.engine.ledger.sequences
+        assert [len(s.tokens) for s in books[chained.seq_id].segments] == [10, 10, 9]
+        assert [len(s.tokens) for s in books[apart.seq_id].segments] == [10, 13]
+        ben.attach(team).result()
+        segments = books[ben.seq_id].segments
+        assert [s.is_fragment for s in segments] == [False, False, False, True]
+
+
+def test_superseding_marks_stale_and_the_stale_are_encoded_again_before_the_next_attach() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        first = team.publish(NEWS, by=ada)
+        second = team.publish(MORE, by=ada)
+        ben.attach(team).result()
+        assert ben.outdated == []
+        new = team.publish(YOURS, by=ada, replaces=first)
+        assert (new.name, new.version) == (first.name, 2)
+        assert ben.outdated == [first]
+        assert it.engine.ledger.records["t"] == (new.seq_id, second.seq_id)
+        (cai,) = team.agents("cai")
+        cai.attach(team).result()
+        again = team.records[1]
+        assert (again.tokens, again.version) == (second.tokens, 2)
+        assert again.seq_id != second.seq_id
+        behind = it.engine.ledger.sequences[again.seq_id].segments
+        assert [s.source for s in behind][1:] == [new.seq_id, -1]
+        assert not any(s.is_fragment for s in it.engine.ledger.sequences[cai.seq_id].segments)
+        ben.attach(team).result()  # the new text, and not again the text that it has
+        assert ben.tokens[-len(YOURS) :] == YOURS
+        assert ben.tokens.count(MORE[0]) == 1
+        assert ben.outdated == [first]
+
+
+def test_a_superseded_record_goes_when_nobody_reads_it_any_longer() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        old = team.publish(NEWS, by=ada)
+        ben.attach(team).result()
+        team.publish(MORE, by=ada, replaces=old)
+        ada.read(MINE).result()
+        sequences = it.engine.ledger.sequences
+        assert sequences[old.seq_id].is_live
+        held = it.engine.ledger.pools["group:t"].num_held
+        ben.close().result()
+        ada.read(MINE).result()
+        assert sequences[old.seq_id].state == "reclaimed"
+        assert it.engine.ledger.pools["group:t"].num_held < held
+
+
+def test_a_superseded_record_is_refused_by_the_name_of_the_one_that_holds() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        old = team.publish(NEWS, by=ada)
+        new = team.publish(MORE, by=ada, replaces=old)
+        with pytest.raises(RecordSuperseded, match="use version 2"):
+            ben.attach(old)
+        with pytest.raises(RecordSuperseded):
+            team.publish(YOURS, by=ada, replaces=old)
+        ben.attach(new).result()
+
+
+def test_a_text_that_a_tool_gave_is_offered_once_and_found_by_its_content() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        ada.read(MINE).result()
+        ada.attach(NEWS, tier="group").result()
+        ben.read(YOURS).result()
+        ben.attach(list(NEWS), tier="group").result()
+        assert len(team.records) == 1
+        (released,) = [e for e in it.log.events if isinstance(e, Released)]
+        assert released.by == "ada"
+        assert outcomes(it, "ada")["shared at a shift"] == len(NEWS)
+        assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
+
+
+def test_a_sealed_text_of_ones_own_is_found_again_by_nobody_else() -> None:
+    with lab() as it:
+        _, ada, ben = team_of(it)
+        twin = ada.fork().result()
+        ada.read(NEWS, seal=True).result()
+        twin.read(MINE).result()
+        twin.read(NEWS, seal=True).result()
+        ben.read(YOURS).result()
+        ben.read(NEWS, seal=True).result()
+        assert outcomes(it, "ada")["shared at a shift"] == len(NEWS)
+        assert outcomes(it, "ben")["shared at a shift"] == 0
+
+
+def test_in_mode_global_anybody_finds_it() -> None:
+    with lab(mode="global") as it:
+        _, ada, ben = team_of(it)
+        ada.read(MINE).result()
+        ada.read(NEWS, seal=True).result()
+        ben.read(NEWS, seal=True).result()
+        assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
+
+
+def test_first_tokens_a_share_or_named_blocks_are_computed_afresh() -> None:
+    for recompute, fresh in ((4, 4), (5, 8), (0.5, 8), (1.0, 10), ([1], 4), (0, 0), (99, 10)):
+        with lab() as it:
+            team, ada, ben = team_of(it)
+            ben.read(MINE).result()
+            team.publish(NEWS, by=ada)
+            ben.attach(team, recompute=recompute).result()
+            assert ben.tokens[-len(NEWS) :] == NEWS
+            found = outcomes(it, "ben")
+            assert found["shared at a shift"] == len(NEWS) - fresh, recompute
+            assert not any(isinstance(e, Copied) for e in it.log.events)
+
+
+def test_a_cut_inside_a_fragment_leaves_whole_blocks_of_it() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        ben.read(MINE).result()
+        team.publish(NEWS, by=ada)
+        ben.attach(team).result()
+        ben.rollback(3).result()
+        ben.read(YOURS).result()
+        assert ben.tokens == [*PROMPT, *MINE, *NEWS[:7], *YOURS]
+        segments = it.engine.ledger.sequences[ben.seq_id].segments
+        lengths = [(len(s.tokens), s.is_fragment) for s in segments]
+        assert lengths == [(10, False), (11, False), (4, True), (3, False), (13, False)]
+
+
+# the gate ----------------------------------------------------------------------------------------
+
+
+def reasons(gate: Gate | None, text: list[int] = NEWS, **options: Any) -> set[str]:
+    with lab(gate=gate, **options) as it:
+        team, ada, ben = team_of(it)
+        ben.read(MINE).result()
+        team.publish(text, by=ada)
+        ben.attach(team).result()
+        return {e.cause for e in it.log.events if isinstance(e, Commanded) and e.length} - {""}
+
+
+def test_the_gate_says_why_it_lets_nothing_through() -> None:
+    assert reasons(Gate(calibration=KNOWN)) == set()
+    assert reasons(Gate(0.02, calibration=KNOWN)) == {"gate: KL up to 0.030, the bound is 0.02"}
+    low = Gate(min_agreement=0.95, calibration=KNOWN)
+    assert reasons(low) == {"gate: agreement down to 0.930, the bound is 0.95"}
+    assert reasons(None) == {"encoded at another place, and fragments are switched off"}
+    assert reasons(DEFAULT) == {"gate: this model is not calibrated"}
+
+
+def test_what_costs_more_than_it_saves_is_computed() -> None:
+    dear = Gate(calibration=KNOWN, horizon=5000)
+    (why,) = reasons(dear)
+    assert why == "not worth it: saves 10.00 ms, costs 50.00 ms"
+
+
+def test_a_gate_that_was_asked_for_needs_a_calibration() -> None:
+    with pytest.raises(NotCalibrated, match="inms-lab calibrate"):
+        lab(gate=Gate(max_kl=0.01))
+
+
+def test_a_model_that_cannot_be_shifted_computes() -> None:
+    model = DryModel(4096, 200, 1)
+    model.unsafe = "its positions are learned"
+    assert reasons(OPEN, model=model) == {"position: its positions are learned"}
+
+
+@pytest.mark.parametrize("wrong", [{"max_kl": -1}, {"min_agreement": 1.5}, {"horizon": 0}])
+def test_bounds_that_are_none(wrong: dict[str, float]) -> None:
+    with pytest.raises(BadInput):
+        Gate(**wrong)  # type: ignore[arg-type]
+
+
+# bad input ---------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_a_named_error_and_the_lab_goes_on() -> None:
+    with lab(group_blocks=4) as it:
+        team, ada, ben = team_of(it)
+        other = it.group("u")
+        (eve,) = other.agents("eve")
+        record = team.publish(NEWS, by=ada)
+        events = len(it.log)
+        with pytest.raises(TextTooLarge, match="publish less"):
+            team.publish(list(range(300, 330)), by=ada)
+        with pytest.raises(NotAMember):
+            eve.attach(team)
+        with pytest.raises(NotAMember):
+            eve.attach(record)
+        with pytest.raises(NotAMember):
+            team.publish(MORE, by=eve)
+        with pytest.raises(UnknownGroup):
+            it.agent("alone").attach(MORE)
+        events = len(it.log)
+        for recompute in (-1, 1.5, True, "all", [9]):
+            with pytest.raises(BadInput):
+                ben.attach(team, recompute=recompute)
+        with pytest.raises(BadInput, match="'records' or 'prompt'"):
+            team.publish(MORE, by=ada, behind="nothing")
+        with pytest.raises(BadInput, match="is no record"):
+            team.publish(MORE, by=ada, replaces=NEWS)
+        with pytest.raises(BadInput, match="'group' or 'private'"):
+            ben.attach(MORE, tier="global")
+        assert len(it.log) == events
+        ben.attach(team).result()
+
+
+def test_a_context_over_the_limit_after_attaching() -> None:
+    with lab(context=40) as it:
+        team, ada, ben = team_of(it)
+        ben.read(list(range(400, 425))).result()
+        team.publish(NEWS, by=ada)
+        with pytest.raises(ContextTooLong, match="45 tokens, the limit is 40"):
+            ben.attach(team).result()
+        ben.rollback(10).result()
+        ben.attach(team).result()
+        assert len(ben.tokens) == 35
+
+
+# symptoms ----------------------------------------------------------------------------------------
+
+
+def test_what_was_not_reused_is_said_and_a_second_run_reuses_more() -> None:
+    """Symptom 24 (LMCache#2442, #1823, #2029): reuse is on, nothing is reused, nothing says so."""
+    with lab(gate=DEFAULT) as it:
+        team, ada, ben = team_of(it)
+        ben.read(MINE).result()
+        team.publish(NEWS, by=ada)
+        ben.attach(team).result()
+        report = it.reused()
+        assert "computed: gate: this model is not calibrated" in repr(report)
+        assert set(report.to_pandas().columns) >= {"holder", "outcome", "reason", "num_tokens"}
+    with lab() as it:
+        shares = []
+        for run in range(2):
+            team = it.group("t")
+            one, two = team.agents(f"one{run}", f"two{run}")
+            computed = it.engine.num_computed
+            for me in (one, two):
+                me.read(MINE).result()
+                me.attach(NEWS, tier="group").result()
+            shares.append(it.engine.num_computed - computed)
+        assert shares[1] < shares[0]
+        assert 0 < it.reused().share < 1
+
+
+def test_shared_blocks_carry_the_shift_of_each_reader() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        ada.read(MINE).result()
+        ben.read([*YOURS, *MINE]).result()
+        for me in (ada, ben):
+            me.attach(team).result()
+        shared = [e for e in it.log.events if isinstance(e, Shared) and e.pool_id == "group:t"]
+        assert shared[-1].blocks == shared[-2].blocks
+        shifts = [it.engine.ledger.sequences[a.seq_id].segments[-1].shift for a in (ada, ben)]
+        assert shifts == [11, 24]
