@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,13 +106,20 @@ class Agent:
         or a text of its own, which is offered to the team (`group`, if it is in several) and so
         becomes a record, unless one with the same text is there.
 
-        Mounted by reference: exact where the context so far is the one that the record was encoded
-        behind, else as a fragment at a shift if the gate lets it through, else computed. The
-        decision says which, and why. `recompute`: of a fragment these first tokens (a whole number)
+        Mounted by reference: exact where the context so far is what the record was encoded behind,
+        else as a fragment at a shift if the gate lets it through, else computed. `recompute`: of a fragment these first tokens (a whole number)
         or this share (0.15) of its blocks, or the blocks with these numbers, are computed afresh.
         Raises `NotAMember`, `RecordSuperseded`, `AgentClosed`.
         """
         return attaching.attach(self, what, tier, group, role, recompute)
+
+    def deviating(self, record: Record, share: float = 0.15) -> list[int]:
+        """The numbers of the `share` of a record's blocks whose KV deviates most from what would
+        be computed at the end of this context: for `attach(record, recompute=...)`."""
+        from inms_lab.deviation import deviations, most_deviating
+
+        find = partial(deviations, self.lab.engine, self.seq_id, record)
+        return most_deviating(self.lab.look(find), share)
 
     @property
     def outdated(self) -> list[Record]:

@@ -75,7 +75,7 @@ LAYERS: dict[str, set[str]] = {
             "blocks",
             *("text", "pieces", "turn", "output", "pending"),
             *("driver", "controls"),
-            *("agent", "attaching", "group", "records", "opening", "calibrations"),
+            *("agent", "attaching", "group", "records", "opening", "calibrations", "deviation"),
             "preload",
             "programs",
             "usage",
