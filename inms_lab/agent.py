@@ -107,9 +107,9 @@ class Agent:
         becomes a record, unless one with the same text is there.
 
         Mounted by reference: exact where the context so far is what the record was encoded behind,
-        else as a fragment at a shift if the gate lets it through, else computed. `recompute`: of a fragment these first tokens (a whole number)
-        or this share (0.15) of its blocks, or the blocks with these numbers, are computed afresh.
-        Raises `NotAMember`, `RecordSuperseded`, `AgentClosed`.
+        else as a fragment at a shift if the gate lets it through, else computed. `recompute`: of a
+        fragment its first tokens (a whole number), a share of its blocks (0.15) or the blocks with
+        these numbers are computed afresh. Raises `NotAMember`, `RecordSuperseded`, `AgentClosed`.
         """
         return attaching.attach(self, what, tier, group, role, recompute)
 
