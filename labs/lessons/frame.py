@@ -71,10 +71,12 @@ def check(name: str, *answer: Any, view: View | Dashboard | None = None) -> None
     print("\n".join(lines))
     if given is not None:
         given.point(wrong.index, block=wrong.block, decision=wrong.decision, note=wrong.note())
-    if name in _opened and shell() is not None:
+    if shell() is not None:
         from IPython.display import display
 
-        display(given)
+        for shown_below in (wrong.picture, _opened.get(name)):
+            if shown_below is not None:
+                display(shown_below)
 
 
 def reset(name: str, view: View | Dashboard | None = None) -> None:

@@ -32,7 +32,8 @@ class Wrong:
 
     `where` it is, what was `expected` there and what `came`; `hint`: where to look on. `log` shows
     it when `index` of its events have happened (None: all), with `block` (pool, number) pinned, or
-    at the decision with this number; `parts`: of a view that is opened for it.
+    at the decision with this number; `parts`: of a view that is opened for it. `picture`: what is
+    drawn below the words, where there is more to see than the log has (a `Curves`, for one).
     """
 
     expected: str
@@ -44,6 +45,7 @@ class Wrong:
     block: tuple[str, int] | None = None
     decision: int | None = None
     parts: tuple[str, ...] = PARTS
+    picture: Any = None
 
     @property
     def moment(self) -> int | None:
