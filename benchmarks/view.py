@@ -67,7 +67,7 @@ window.bench = {
   },
   push(packed) {
     const m = unpack(packed);
-    return this.fold.push({ ...m, pieces: m.pieces.map(([id, piece]) => [id, unbase(piece)]) });
+    return this.fold.push(m);
   },
   async open(name, options) {
     this.hub?.stop();
@@ -143,7 +143,7 @@ def kit() -> str:
     """A page with the dashboard's code, nothing shown, and what drives it: `bench`."""
     source = esm.esm(offline=True).replace("</script", "<\\/script")
     names = "window.STRINGS = " + json.dumps(strings())
-    more = "Object.assign(window, { Fold, build, unpack, unbase });"
+    more = "Object.assign(window, { Fold, build, unpack });"
     return (
         '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
         f"<style>body{{margin:8px}}{esm.css()}</style><div id='inms'></div>"

@@ -9,9 +9,10 @@ const ints = text => { const b = Buffer.from(text, "base64"); return new Int32Ar
 function plain(fold, state) {
   const pools = {}, str = id => fold.strings[id];
   for (const pool of state.pools.values()) {
-    const out = (pools[pool.name] = { refs: {}, labels: {}, cached: [], written: [], promised: [], free: pool.free });
+    const out = (pools[pool.name] = { refs: {}, shifted: {}, labels: {}, cached: [], written: [], promised: [], free: pool.free });
     for (let b = 0; b < pool.high; b++) {
       if (pool.refs[b]) out.refs[b] = pool.refs[b];
+      if (pool.shifted[b]) out.shifted[b] = pool.shifted[b];
       if (pool.refs[b] || pool.flags[b] & CACHED) out.labels[b] = str(pool.label[b]);
       if (pool.flags[b] & CACHED) out.cached.push(b);
       if (pool.flags[b] & WRITTEN) out.written.push(b);
@@ -27,6 +28,6 @@ function plain(fold, state) {
 const out = JSON.parse(readFileSync(0, "utf8")).map(({ messages, at, budget, spacing }) => {
   const fold = new Fold({ budget, spacing });
   const pushed = messages.map(m => fold.push({ ...m, words: ints(m.words), tokens: m.tokens && ints(m.tokens), keyframe: m.keyframe && ints(m.keyframe) }));
-  return { pushed, length: fold.length, frames: fold.frames.map(f => f.index), series: fold.series, states: at.map(i => plain(fold, fold.at(i))) };
+  return { pushed, length: fold.length, frames: fold.frames.map(f => f.index), shifts: [...fold.shifts], series: fold.series, states: at.map(i => plain(fold, fold.at(i))) };
 });
 console.log(JSON.stringify(out));

@@ -7,15 +7,22 @@ import re
 import shutil
 import subprocess
 from contextlib import suppress
+from dataclasses import replace
+from inspect import getsource
 from pathlib import Path
 
 import pytest
+import shifted
 from test_ledger import Player
 
 from inms_lab.checks import CHECKS
 from inms_lab.errors import BadInput
 from inms_lab.explain import explain_all
+from inms_lab.gate import OPEN, Gate
+from inms_lab.log import Log
+from inms_lab.model.positions import Positions, named_reason
 from inms_lab.policy import MODES
+from inms_lab.reuse import AFRESH, FOREIGN, GONE, NO_KV, SWITCHED_OFF
 from inms_lab.whatif import what_if
 from inms_widgets import esm
 from inms_widgets.words import strings
@@ -112,29 +119,85 @@ def sayings() -> list[re.Pattern[str]]:
     return [re.compile(re.sub(r"\\\{\d\\\}", "(.+?)", re.escape(row)) + r"\Z") for row in rows]
 
 
+def heard(log: Log) -> set[str]:
+    """Every sentence of the explanations of a log."""
+    said = set()
+    for explanation in explain_all(log):
+        for part in explanation.parts:
+            said.add(part.reason)
+            for check in part.checks:
+                said.update(check.why.split("; "))
+                said.update(dropped.why for dropped in check.dropped)
+    return said - {""}
+
+
+def not_in_the_table(said: set[str]) -> list[str]:
+    """Sentences without a Chinese form; what a sentence quotes is looked up like the sentence."""
+    forms = sayings()
+    return [text for text in said if not any(form.match(text) for form in forms)]
+
+
 def test_every_sentence_of_an_explanation_is_in_the_table() -> None:
     """What the engine says in random runs, and what a what-if says, has a Chinese form."""
-    forms, said = sayings(), set()
+    said = set()
     for mode in MODES:
         for seed in range(6):
-            player = Player(mode, 3000 + seed)
+            player = Player(mode, 3000 + seed, OPEN if seed % 2 else None)
             for _ in player.play(150):
                 pass
             log = player.toy.log
-            for explanation in explain_all(log):
-                for part in explanation.parts:
-                    said.add(part.reason)
-                    for check in part.checks:
-                        said.update(check.why.split("; "))
-                        said.update(dropped.why for dropped in check.dropped)
+            said |= heard(log)
             for decided in log.decisions[:: max(1, len(log.decisions) // 4)]:
                 for other in ("independent", "global"):
                     with suppress(BadInput):
                         said.update(what_if(log, decided, mode=other).words.split("; "))
-    said.discard("")
     assert len(said) > 40
-    unknown = [text for text in said if not any(form.match(text) for form in forms)]
-    assert not unknown, unknown[:10]
+    assert not not_in_the_table(said - {""})
+
+
+def test_every_reason_for_a_fragment_or_against_it_is_in_the_table() -> None:
+    known = shifted.MEASURED.calibration
+    assert known is not None
+    gates = {
+        "a fragment, shift +5": shifted.MEASURED,
+        "gate: KL up to 0.030, the bound is 0.01": Gate(max_kl=0.01, calibration=known),
+        "gate: agreement down to 0.920, the bound is 0.99": Gate(
+            min_agreement=0.99, calibration=known
+        ),
+        "gate: this model is not calibrated": Gate(),
+        "not worth it: saves 15.00 ms, costs 1920.00 ms": Gate(
+            calibration=replace(known, tile_ms=10)
+        ),
+        "encoded at another place, and fragments are switched off": None,
+    }
+    for reason, gate in gates.items():
+        said = heard(shifted.team_run(gate).log)
+        assert reason in said
+        assert not not_in_the_table(said), reason
+    for log in shifted.logs():
+        said = heard(log)
+        assert not not_in_the_table(said)
+    assert "the fragment's KV is gone" in said
+    assert not not_in_the_table({NO_KV, FOREIGN, SWITCHED_OFF, GONE, AFRESH})
+
+
+def unsafe_reasons() -> set[str]:
+    """Why a model's KV cannot be used elsewhere: every sentence that the admission can give."""
+    source = "".join(getsource(f) for f in (Positions._finding, Positions._reason, named_reason))
+    found = set(re.findall(r'"([a-z][^"]{19,})"', source))
+    return {text.replace("{kind}", "dynamic") for text in found} | {
+        "its frequencies depend on the length of the context"
+    }
+
+
+def test_every_reason_why_a_model_is_not_safe_to_shift_is_in_the_table() -> None:
+    reasons = unsafe_reasons()
+    assert len(reasons) == 7, reasons
+    assert not not_in_the_table(reasons), "in their own right: they are quoted"
+    for unsafe in (*reasons, f"in layer 3, {min(reasons)}"):
+        said = heard(shifted.team_run(unsafe=unsafe).log)
+        assert f"position: {unsafe}" in said
+        assert not not_in_the_table(said)
 
 
 def test_the_stepper_asks_the_engines_own_questions() -> None:

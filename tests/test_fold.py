@@ -9,18 +9,22 @@ import shutil
 import subprocess
 from array import array
 from base64 import b64encode
+from collections import Counter
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 import pytest
+import shifted
 from test_ledger import Player
 from toy import Toy
 
+from inms_lab.events import Commanded, Released
+from inms_lab.gate import OPEN
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.policy import MODES
-from inms_widgets.measures import measure, since
+from inms_widgets.measures import follow, measure
 from inms_widgets.wire import Encoder
 
 NODE = shutil.which("node")
@@ -63,6 +67,7 @@ def plain(books: Ledger) -> dict[str, Any]:
     pools = {
         name: {
             "refs": {str(block): count for block, count in sorted(pool.refs.items())},
+            "shifted": _shifted(books, name),
             "labels": {str(b): "\n".join(sorted(x)) for b, x in sorted(pool.labels.items())},
             "cached": sorted(pool.cached),
             "written": sorted(pool.keys),
@@ -90,16 +95,21 @@ def plain(books: Ledger) -> dict[str, Any]:
     return {"pools": pools, "seqs": seqs, "records": records, "step": books.num_steps}
 
 
+def _shifted(books: Ledger, pool_id: str) -> dict[str, int]:
+    """How many have each block as a fragment."""
+    segments = (s for seq in books.sequences.values() for s in seq.segments)
+    mine = (s for s in segments if s.is_fragment and s.pool_id == pool_id)
+    counts = Counter(block for s in mine for block in s.blocks)
+    return {str(block): count for block, count in sorted(counts.items())}
+
+
 def expected(log: Log, at: list[int], start: int = 0) -> list[dict[str, Any]]:
     """The books at these indexes, by the one reducer."""
     books = log.replay(start)
-    in_use, counts = since((), _used(books), {})
+    in_use, counts = follow(books, (), _used(books), {})
     out = []
     for index in at:
-        events = log.events[start:index]
-        for event in events:
-            books.apply(event)
-        in_use, counts = since(events, in_use, counts)
+        in_use, counts = follow(books, log.events[start:index], in_use, counts)
         row = list(astuple(measure(books, index, in_use, counts)))
         out.append(json.loads(json.dumps({**plain(books), "row": row})))
         start = index
@@ -112,7 +122,8 @@ def _used(books: Ledger) -> dict[str, int]:
 
 
 def run(mode: str, seed: int, count: int) -> Toy:
-    player = Player(mode, seed)
+    """Every second run lets fragments through."""
+    player = Player(mode, seed, OPEN if seed % 2 and MODES[mode].encodes_records else None)
     for _ in player.play(count):
         pass
     return player.toy
@@ -131,7 +142,7 @@ def compare(got: dict[str, Any], want: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_the_browsers_fold_equals_the_ledger_in_random_runs(mode: str) -> None:
     """200 runs over all modes: at every keyframe, at random moments (in any order), at the end."""
-    rng, cases, wanted = random.Random(mode), [], []
+    rng, cases, wanted, moved = random.Random(mode), [], [], []
     for seed in range({"inms": 100}.get(mode, 50)):
         toy = run(mode, 1000 + seed, 120)
         log = toy.log
@@ -147,8 +158,11 @@ def test_the_browsers_fold_equals_the_ledger_in_random_runs(mode: str) -> None:
         live = json.loads(json.dumps(plain(toy.ledger)))  # not replayed: the engine's own
         assert states[-1] == {**live, "row": states[-1]["row"]}
         wanted.append([states[i] for i in order])
-    for got, want, case in zip(fold(cases), wanted, cases, strict=True):
+        moved.append(shifted.shifted(log))
+    assert any(moved) == MODES[mode].encodes_records
+    for got, want, case, shifts in zip(fold(cases), wanted, cases, moved, strict=True):
         compare(got, want)
+        assert got["shifts"] == shifts
         rows = {row[0]: row for row in got["series"]}  # what charts draw: a row an event
         assert list(rows) == list(range(1, got["length"] + 1))
         assert all(rows[state["row"][0]] == state["row"] for state in want if state["row"][0])
@@ -166,3 +180,38 @@ def test_a_log_that_begins_with_a_keyframe_folds_on_from_there() -> None:
         wanted.append(expected(log, at, start))
     for got, want in zip(fold(cases), wanted, strict=True):
         compare(got, want)
+
+
+def test_fragments_detached_cut_forked_and_superseded_fold_from_every_moment_on() -> None:
+    """A keyframe at every moment of scripted runs: also before and after a fragment is given up."""
+    cases, wanted = [], []
+    for log in shifted.logs():
+        for start in range(len(log)):
+            at = sorted({start, (start + len(log)) // 2, len(log)})
+            cases.append({"messages": messages(log, [], start), "at": at, "spacing": 16})
+            wanted.append(expected(log, at, start))
+    for got, want in zip(fold(cases), wanted, strict=True):
+        compare(got, want)
+
+
+def test_the_scripted_runs_contain_what_they_are_for() -> None:
+    team, whole, rest = shifted.logs()
+    commands = [[e for e in log.events if isinstance(e, Commanded)] for log in (team, whole, rest)]
+    shifts = {
+        s.shift
+        for index in range(len(team))
+        for seq in team.replay(index).sequences.values()
+        for s in seq.segments
+        if s.is_fragment
+    }
+    assert {5, 9} <= shifts, "two readers of one record"
+    assert any("afresh" in e.cause for e in commands[0])
+    assert any(e.verb == "rollback" for e in commands[0])
+    assert [e.replaces >= 0 for e in team.events if isinstance(e, Released)] == [False, True]
+    for log, sent, left in zip((whole, rest), commands[1:], (0, 4), strict=True):
+        (gone,) = [e for e in sent if e.verb == "detach"]
+        seq = log.replay().sequences[gone.seq_id]
+        kept = [s for s in seq.segments if s.is_fragment]
+        assert sum(len(s.tokens) for s in kept) == left
+        assert not log.replay().sequences[gone.source].is_live
+    assert all(map(shifted.shifted, (team, whole, rest)))

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import shifted
 from test_ledger import Player
 from test_widgets import dry_lab, work
 
 from inms_lab import Lab
-from inms_lab.events import Commanded, Copied, Evicted
+from inms_lab.events import Commanded, Copied, Evicted, Shared
+from inms_lab.gate import OPEN
+from inms_lab.log import Log
+from inms_lab.outcome import Decided, Decision
 from inms_lab.usage import bill, slots_used
 from inms_widgets import contexts_at, measures_at, snapshot_at, snapshot_of
 from inms_widgets.frames import MASK, decision_at, marks, series
+from inms_widgets.picture import render_svg
+from inms_widgets.recorded import Recording, from_json, to_json
 from inms_widgets.snapshot import HELD
+from inms_widgets.words import strings
 
 
 @pytest.fixture
@@ -96,11 +104,16 @@ def test_a_series_has_a_row_an_event_and_each_equals_its_moment() -> None:
 
 
 def test_marks_name_what_happened_up_to_the_cursor() -> None:
-    player = Player("inms", 7)
+    player = Player("inms", 7, OPEN)
     for _ in player.play(300):
         pass
     log = player.toy.log
     found = marks(log)
+    moved = shifted.shifted(log)
+    assert moved
+    assert [mark.index for mark in found if mark.kind == "shift"] == moved
+    shares = [i for i, e in enumerate(log.events) if isinstance(e, Shared) and i not in moved]
+    assert [mark.index for mark in found if mark.kind == "share"] == shares
     for kind, wanted in (("copy", Copied), ("evict", Evicted)):
         places = [i for i, event in enumerate(log.events) if isinstance(event, wanted)]
         assert [mark.index for mark in found if mark.kind == kind] == places
@@ -110,6 +123,58 @@ def test_marks_name_what_happened_up_to_the_cursor() -> None:
     assert [mark.index for mark in found if mark.kind == "refuse"] == no
     half = len(log) // 2
     assert marks(log, half) == [mark for mark in found if mark.index < half]
+
+
+def test_a_fragment_is_told_at_its_shift_in_contexts_snapshots_and_measures() -> None:
+    """Of the reader's tokens, the block's holders and the charts: against the decisions."""
+    for log in shifted.logs():
+        num_blocks = 0
+        for made in log.decisions:
+            for part in made.parts:
+                if part.outcome == "shared at a shift":
+                    num_blocks += part.num_blocks
+                    assert measures_at(log, made.stop).shifted == num_blocks
+                    _is_told(log, made, part)
+        assert measures_at(log).shifted == num_blocks > 0
+        assert {span.shift for span in contexts_at(log)[0].spans} <= {None}, "the source's own"
+
+
+def _is_told(log: Log, made: Decided, part: Decision) -> None:
+    books = log.replay(made.at)
+    reader = books.sequences[made.seq_id]
+    fragment = reader.segments[part.segment]
+    there = books.sequences[fragment.source].segments[-1]  # the source's text is its last
+    starts = range(0, len(there.tokens), there.block_size)
+    count = len(fragment.tokens)
+    (at,) = [i for i in starts if there.tokens[i : i + count] == fragment.tokens]
+    shift = fragment.first_position - (there.first_position + at)
+    (context,) = [c for c in contexts_at(log, made.stop) if c.seq_id == made.seq_id]
+    start = fragment.first_position + part.first * fragment.block_size
+    spans = [s for s in context.spans if s.start >= start][: part.num_blocks]
+    assert {s.shift for s in spans} == {shift}
+    shot = snapshot_at(log, made.stop)
+    blocks = {p.pool_id: p.blocks for p in shot.pools}[fragment.pool_id]
+    for span in spans:
+        assert f"{reader.name} {shift:+d}" in blocks[span.block].places
+        assert len(blocks[span.block].shifts) == blocks[span.block].refs
+    agents = [a.num_shifted for a in shot.agents if a.name == reader.name]
+    assert sum(agents) >= part.num_blocks
+
+
+def test_the_static_picture_tears_a_fragments_edge_and_says_its_shift() -> None:
+    log = shifted.team_run().log
+    first = shifted.shifted(log)[0]
+    before, after = (render_svg(snapshot_at(log, i)) for i in (first, first + 1))
+    assert before.count("<path") == 0
+    assert after.count("<path") == 3 + 1, "three blocks, and the legend"
+    words = strings()["svg_l_shifted"][0]
+    assert words in after
+    assert words not in before
+    assert "block 0: team/1, backend +5, exact" in after
+    assert strings()["svg_agent_shifted"][0].format(3) in after
+    shot = snapshot_at(log, first + 1)
+    recording = Recording("toy", "", (("", shot),), {})
+    assert from_json(json.loads(json.dumps(to_json(recording)))) == recording
 
 
 def test_an_agent_that_failed_shows_its_traceback(lab: Lab) -> None:

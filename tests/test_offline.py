@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import shifted
 from test_widgets import dry_lab
 from toy import Toy, ToyModel
 
@@ -25,7 +26,7 @@ from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.doctor import find_chromium
 from inms_lab.errors import StepInterrupted, TextTooLarge
-from inms_lab.events import Allocated, Copied, Freed
+from inms_lab.events import Allocated, Copied, Freed, Released
 from inms_lab.lab import Lab
 from inms_lab.log import Log
 from inms_widgets import contexts_at, measures_at, snapshot_at
@@ -737,6 +738,133 @@ def test_an_empty_log_is_at_its_end_and_does_not_loop(tab: Tab) -> None:
     assert tab.page.locator(".inms-bar-badge").inner_text() == strings()["bar_at_end"][0]
     assert tab.page.locator(".inms-decision h3").inner_text() == "This log holds no decisions."
     assert tab.errors == []
+
+
+# --- fragments ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def moved(tab: Tab) -> Iterator[Tab]:
+    """The exported page of a run with fragments, just after the first of them was mounted."""
+    log = shifted.team_run(shifted.MEASURED).log
+    log.piece = piece
+    tab.export(log, redact="nothing")
+    first = shifted.shifted(log)[0]
+    tab.hub(f"hub.selectDecision(hub.fold.decisions.find(d => d.stop > {first}).number)")
+    yield tab
+    assert tab.errors == []
+
+
+UNTORN = """torn => { // the map without the mark, or with it again
+  const { hub } = document.querySelector(".inms-dash");
+  for (const pool of hub.state().pools.values()) {
+    pool.kept ||= pool.shifted.slice();
+    if (torn) pool.shifted.set(pool.kept); else pool.shifted.fill(0);
+  }
+  for (const part of hub.parts) part.redraw?.();
+}"""
+
+
+def test_a_block_that_somebody_has_as_a_fragment_is_told_apart_without_colour(moved: Tab) -> None:
+    """A torn edge from 4 pixels on, a legend, words; without the mark it is another picture."""
+    assert strings()["map_l_shifted"][0] in moved.page.locator(".map-legend").inner_text()
+    moved.page.wait_for_timeout(700)  # flashes are over
+    for _ in range(5):
+        torn = moved.pixels()
+        moved.do(UNTORN, False)
+        assert moved.pixels() != torn
+        moved.do(UNTORN, True)
+        assert moved.pixels() == torn
+        moved.page.get_by_role("button", name="Smaller blocks").click()
+    for pool, block, shift in (("group:team", 1, "backend +5"), ("global", 0, "")):
+        moved.hub(f"hub.setPin({{ pool: '{pool}', block: {block} }})")
+        line = moved.page.locator(".map-line").inner_text()
+        assert "backend" in line
+        assert shift in line
+        assert ("+" in line) == bool(shift)
+
+
+def test_each_holder_of_a_block_says_where_it_has_it(moved: Tab) -> None:
+    moved.hub("hub.setPin({ pool: 'group:team', block: 2 })")
+    holders = moved.page.locator(".detail-holders button").all_inner_texts()
+    said = {words.split(" \u00b7 ")[0]: words.split(" \u00b7 ")[-1] for words in holders}
+    assert said == {"team/1": "in place", "backend": "shift +5", "exact": "in place"}
+    facts = moved.page.locator(".detail-body dl").inner_text()
+    assert "encoded for position\n14" in facts  # the prompt's 6 tokens, and two blocks
+    assert "at a shift" in moved.page.locator(".detail-history").inner_text()
+    assert re.search("[0-9a-f]{32}", moved.page.locator(".detail-chain").inner_text())
+    card = moved.page.locator(".inms-agents li", has_text="backend").first
+    titles = card.locator(".a-shifted").evaluate_all("nodes => nodes.map(node => node.title)")
+    assert titles
+    assert all("shift +5" in title for title in titles)
+
+
+def test_a_share_at_a_shift_says_whose_it_is_what_it_saves_and_what_it_costs(moved: Tab) -> None:
+    words = moved.page.locator(".inms-decision").inner_text()
+    for part in (
+        "shared at a shift",
+        "a fragment, shift +5",
+        "KV of team/1 (record), encoded for position 6, used at position 11",
+        "KL 0.020, agreement 0.940",
+        "saves 10 bytes and 15.0 ms, costs 1.9 ms",
+        "\u25bc saved",
+    ):
+        assert part in words, part
+    moved.hub("hub.root.focus()")
+    moved.press(*"jjjjj")
+    assert "at a shift of +5" in moved.page.locator(".s-checks li").nth(4).inner_text()
+
+
+def test_shares_at_a_shift_are_filtered_jumped_to_and_counted(moved: Tab) -> None:
+    numbers = moved.hub("return hub.fold.decisions.filter(d => d.parts.some("
+                        "p => p[3] === 'shared at a shift')).map(d => d.number)")  # fmt: skip
+    assert len(numbers) > 2
+    moved.page.get_by_label("kind of decision").select_option("shared at a shift")
+    moved.page.locator(".inms-decision button", has_text="the first").click()
+    assert moved.hub("return hub.decision") == numbers[0]
+    moved.page.locator(".inms-decision button", has_text="the next").last.click()
+    assert moved.hub("return hub.decision") == numbers[1]
+    log = shifted.team_run().log
+    want = [index + 1 for index in shifted.shifted(log)]
+    moved.hub("hub.seek(0)")
+    found = [moved.hub("hub.jump('shift'); return hub.cursor") for _ in want]
+    assert found == want
+    moved.hub("hub.jump('shift')")
+    assert moved.page.locator(".inms-bar-said").inner_text() == "no further share at a shift"
+    moved.hub("hub.seek(hub.fold.length)")
+    blocks = measures_at(log).shifted
+    assert f"({blocks} blocks)" in moved.page.locator(".inms-key-shifted").inner_text()
+    moved.page.locator(".inms-table summary").click()
+    moved.hub(f"hub.seek({want[0]})")
+    moved.page.wait_for_timeout(700)
+    row = moved.page.locator(".inms-table tr", has_text="backend").first.inner_text()
+    assert row.split("\t")[4:7] == ["7", "5", "3"]  # blocks, shared, at a shift
+
+
+def test_a_superseded_record_is_told_in_words_as_long_as_somebody_reads_it(moved: Tab) -> None:
+    log = shifted.team_run().log
+    (at,) = [i for i, e in enumerate(log.events) if isinstance(e, Released) and e.replaces >= 0]
+    timeline = moved.page.locator(".inms-timeline")
+    moved.hub(f"hub.setPin(null); hub.seek({at})")
+    assert "instead of" not in timeline.inner_text()
+    moved.hub(f"hub.seek({at + 1})")
+    assert "team/1 v2 holds instead of team/1, which is still read by backend" in (
+        timeline.inner_text()
+    )
+    detail = moved.page.locator(".detail-body").inner_text()
+    assert "team/1 v2 released to team; team/1 holds no longer" in detail
+    moved.hub("hub.seek(hub.fold.length)")
+    assert "instead of team/1, which nobody reads" in timeline.inner_text()
+
+
+def test_what_is_new_is_spoken_with_shares_at_a_shift(kit: tuple[Tab, Path]) -> None:
+    tab, _ = kit
+    log = shifted.team_run().log
+    opened(kit, log, most=shifted.shifted(log)[0])
+    tab.page.wait_for_timeout(2300)
+    tab.do("() => { for (const packed of bench.rest) bench.push(packed); bench.hub.received(); }")
+    tab.page.wait_for_timeout(2300)
+    assert re.search(r"[1-9]\d* shared at a shift", tab.page.locator(".inms-say").inner_text())
 
 
 # --- what a page goes through -------------------------------------------------------------------

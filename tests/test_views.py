@@ -17,6 +17,7 @@ from test_widgets import dry_lab, same_as_books, work
 from inms_lab import Lab
 from inms_lab.errors import BadInput, LogUnreadable
 from inms_lab.log import Log
+from inms_lab.logfile import VERSION
 from inms_widgets import AgentsView, BlockMap, Dashboard, DecisionStepper, Settings, Timeline, View
 from inms_widgets import publisher as pump
 from inms_widgets.picture import render_html
@@ -218,7 +219,7 @@ def test_a_file_that_cannot_be_read_is_said_in_the_view(lab: Lab, tmp_path: Path
         "text.inmslog": b"nothing of the kind",
         "empty.inmslog": b"",
         "newer.inmslog": gzip.compress(
-            gzip.decompress(whole).replace(b'"version":1', b'"version":9')
+            gzip.decompress(whole).replace(b'"version":%d' % VERSION, b'"version":9')
         ),
     }
     for name, content in cases.items():

@@ -38,7 +38,7 @@ export default {
 };
 """
 # What ends with a brace ends there: every other statement in js/ has its semicolon.
-_ENDS = re.compile(r"(?<=[^)\s]);\}|\}\n(?=\w)")
+_ENDS = re.compile(r"(?<=\S);\}|\}\n(?=\w)")
 _PARTS = re.compile(r"^const PARTS = \{.*\};$", re.MULTILINE)
 
 

@@ -19,7 +19,7 @@ from inms_lab.pieces import text_of
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
 
-from .measures import Measures, measure, since
+from .measures import Measures, at_a_shift, follow, measure
 from .snapshot import Snapshot, blocks_in_use, names_of, snapshot_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class Span:
     """Slots of one block in a context: token positions `[start, stop)`, their text, their block.
 
     `block` is -1 and `refs` 0 where no block holds them; `written`: how many of them have their KV.
+    `shift`: of a fragment, `start` minus the position that its first key is rotated for; else None.
     """
 
     start: int
@@ -51,6 +52,7 @@ class Span:
     refs: int
     written: int
     text: str
+    shift: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Mark:
     """Something that a timeline marks: the event's index, its kind, whose it is (-1: nobody's)."""
 
     index: int
-    kind: str  # copy, evict, share, free, abort, fail, refuse
+    kind: str  # copy, evict, share, shift (shared at one), free, abort, fail, refuse
     seq_id: int
 
 
@@ -94,9 +96,9 @@ def snapshot_now(lab: Lab) -> Snapshot:
 
 def measures_at(log: Log, index: int | None = None) -> Measures:
     """The numbers of the timeline's charts."""
-    in_use, counts = since(log.until(index), _in_use(log.replay(log.first)), {})
-    stop = len(log) if index is None else index
-    return measure(log.replay(index), stop, in_use, counts)
+    books = log.replay(log.first)
+    in_use, counts = follow(books, log.until(index), _in_use(books), {})
+    return measure(books, len(log) if index is None else index, in_use, counts)
 
 
 def series(log: Log, every: int | None = None) -> list[Measures]:
@@ -104,15 +106,12 @@ def series(log: Log, every: int | None = None) -> list[Measures]:
     and at the end."""
     every = every or 1 + len(log.events) // 1000
     books = log.replay(log.first)
-    in_use, counts = since((), _in_use(books), {})
-    out, waiting = [], list[Event]()
-    for index, event in enumerate(log.events, log.first + 1):
-        books.apply(event)
-        waiting.append(event)
-        if (index - log.first) % every == 0 or index == len(log):
-            in_use, counts = since(waiting, in_use, counts)
-            out.append(measure(books, index, in_use, counts))
-            waiting.clear()
+    in_use, counts = follow(books, (), _in_use(books), {})
+    out = []
+    for at in range(0, len(log.events), every):
+        events = log.events[at : at + every]
+        in_use, counts = follow(books, events, in_use, counts)
+        out.append(measure(books, log.first + at + len(events), in_use, counts))
     return out
 
 
@@ -127,7 +126,11 @@ def contexts_at(log: Log, index: int | None = None) -> tuple[Context, ...]:
 def marks(log: Log, index: int | None = None) -> list[Mark]:
     """What happened up to the cursor that is worth a jump."""
     stop = len(log) if index is None else index
-    out = [mark for i, e in enumerate(log.until(index), log.first) if (mark := _mark(i, e))]
+    books, out = log.replay(log.first), []
+    for number, event in enumerate(log.until(index), log.first):
+        books.apply(event)
+        if kind := _kind(books, event):
+            out.append(Mark(number, kind, getattr(event, "seq_id", -1)))
     no = ("refused", "no room")
     out += [
         Mark(d.at, "refuse", d.seq_id) for d in log.decisions if d.outcome in no and d.at < stop
@@ -140,11 +143,12 @@ def decision_at(log: Log, number: int) -> Explanation:
     return explain(log, number)
 
 
-def _mark(index: int, event: Event) -> Mark | None:
-    kind = JUMPS.get(type(event), "")
+def _kind(books: Ledger, event: Event) -> str:
     if isinstance(event, Commanded) and ENDS.get(event.verb) == "failed":
-        kind = "fail"
-    return Mark(index, kind, getattr(event, "seq_id", -1)) if kind else None
+        return "fail"
+    if isinstance(event, Shared) and at_a_shift(books, event):
+        return "shift"
+    return JUMPS.get(type(event), "")
 
 
 def _context(log: Log, books: Ledger, seq: Sequence, name: str) -> Context:
@@ -167,6 +171,7 @@ def _spans(log: Log, books: Ledger, s: Segment) -> Iterator[Span]:
             refs=books.pools[s.pool_id].refs.get(block, 0),
             written=max(0, min(len(tokens), s.computed - start)),
             text=_text(log, list(tokens)),
+            shift=s.shift if s.is_fragment else None,
         )
 
 

@@ -25,7 +25,8 @@ class Measures:
     `holes`   free blocks below the highest one that was ever in use
     `stranded` free blocks while some pool is full of held ones: pools never lend
     `hits`    blocks that were found and shared since the log's start; `asked`: those, and the
-              blocks that had to be allocated or copied
+              blocks that had to be allocated or copied; `shifted`: the hits that were shared at a
+              shift, as fragments
     """
 
     index: int
@@ -39,12 +40,13 @@ class Measures:
     stranded: int
     hits: int
     asked: int
+    shifted: int
 
 
 def measure(
     books: Ledger, index: int, in_use: Mapping[str, int], counts: Mapping[str, int]
 ) -> Measures:
-    """The numbers of `books`, which stand at `index`; the rest as `since` gives it."""
+    """The numbers of `books`, which stand at `index`; the rest as `follow` gives it."""
     pools = books.pools.values()
     free = sum(len(pool.free) for pool in pools)
     held = sum(pool.num_held for pool in pools)
@@ -62,20 +64,32 @@ def measure(
         stranded=free if any(p.num_held == p.spec.num_blocks for p in pools) else 0,
         hits=counts.get("hits", 0),
         asked=counts.get("asked", 0),
+        shifted=counts.get("shifted", 0),
     )
 
 
-def since(
-    events: Iterable[Event], in_use: Mapping[str, int], counts: Mapping[str, int]
+def follow(
+    books: Ledger,
+    events: Iterable[Event],
+    in_use: Mapping[str, int],
+    counts: Mapping[str, int],
 ) -> tuple[dict[str, int], Counter[str]]:
-    """What the numbers need to know of the past, `events` later."""
+    """Apply `events` to the books; gives what the numbers need to know of the past then."""
     events, out = tuple(events), Counter(counts)
     for event in events:
+        books.apply(event)
         if isinstance(event, Shared) and event.cause == "hit":
             out["hits"] += len(event.blocks)
             out["asked"] += len(event.blocks)
+            out["shifted"] += len(event.blocks) * at_a_shift(books, event)
         elif isinstance(event, Allocated):
             out["asked"] += len(event.blocks)
         elif isinstance(event, Copied):
             out["asked"] += 1
     return blocks_in_use(events, in_use), out
+
+
+def at_a_shift(books: Ledger, event: Shared) -> bool:
+    """Whether blocks were found for a fragment; `books` are those right before or after it."""
+    fragment = books.sequences[event.seq_id].segments[event.segment].is_fragment
+    return fragment and event.cause == "hit"

@@ -15,7 +15,8 @@ from .words import Tell, teller
 
 WIDTH, MARGIN = 960, 20
 PITCH, CELL = 29, 27  # a cell with its gap, a cell
-BAR_AT, BAR = 200, 440  # where bars begin, and the longest
+STATE_AT, BAR_AT, BAR = 146, 215, 370  # where states and bars begin, and the longest bar
+MOST_NAME = 16  # letters of an agent's name
 PER_ROW = (WIDTH - 2 * MARGIN) // PITCH
 MOST_BLOCKS = 10 * PER_ROW  # a pool shows no more cells than these
 MIB = 1 << 20
@@ -40,6 +41,7 @@ fill:#d5dbe6}
 .inms .free{fill:none;stroke:#76839b;stroke-dasharray:2 3}
 .inms .rest{fill:none;stroke:#a3adbd}
 """
+TOOTH = 4.5  # of the torn edge of a block that somebody has as a fragment
 
 
 LEGEND = (
@@ -48,6 +50,7 @@ LEGEND = (
     (570, CACHED, "0", "svg_l_cached"),
     (825, "free", "", "svg_l_free"),
 )
+SHIFTED = "svg_l_shifted"  # below, where there are such blocks
 
 
 @dataclass(slots=True)
@@ -68,6 +71,13 @@ class _Canvas:
         spans = f'<tspan class="name">{escape(name)}</tspan><tspan dx="12">{escape(words)}</tspan>'
         self.parts.append(f'<text x="{x:g}" y="{self.y + dy:g}" class="dim">{spans}</text>')
 
+    def torn(self, x: float, dy: float, high: float) -> None:
+        """Teeth out of the left edge of a box."""
+        teeth = "".join(
+            f"l{TOOTH:g} {TOOTH:g}l-{TOOTH:g} {TOOTH:g}" for _ in range(int(high / TOOTH / 2))
+        )
+        self.parts.append(f'<path d="M{x:g} {self.y + dy:g}{teeth}z" class="plate"/>')
+
     def box(self, x: float, dy: float, w: float, h: float, css: str, title: str = "") -> None:
         """A rectangle whose top is `dy` below the current height; `title` appears on hovering."""
         where = f'x="{x:g}" y="{self.y + dy:g}" width="{w:g}" height="{h:g}" rx="3"'
@@ -82,7 +92,7 @@ def render_svg(shot: Snapshot, *, titles: bool = True, lang: str = "en") -> str:
         _draw_pool(canvas, pool, titles)
     _draw_agents(canvas, shot.agents)
     _draw_memory(canvas, shot)
-    _draw_legend(canvas)
+    _draw_legend(canvas, shifted=any(block.shifts for pool in shot.pools for block in pool.blocks))
     height = canvas.y + MARGIN / 2
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" '
@@ -107,7 +117,8 @@ def render_html(shot: Snapshot, lang: str = "en") -> str:
         (
             a.name,
             tell("svg_tokens", tell(f"map_s_{a.state}"), a.num_tokens),
-            tell("svg_own", a.num_shared, a.num_own),
+            tell("svg_own", a.num_shared, a.num_own)
+            + (tell("svg_agent_shifted", a.num_shifted) if a.num_shifted else ""),
         )
         for a in shot.agents
     ]
@@ -163,10 +174,12 @@ def _draw_pool(canvas: _Canvas, pool: PoolRow, titles: bool) -> None:
 def _draw_block(canvas: _Canvas, x: float, dy: float, block: Block, titles: bool) -> None:
     held = block.state == HELD
     shade = min(block.refs, 4)
-    names = ", ".join(block.holders) if held else canvas.tell("svg_kept")
+    names = ", ".join(block.places) if held else canvas.tell("svg_kept")
     names = canvas.tell("svg_free") if block.state == "free" else names
     title = canvas.tell("svg_block", block.number, names)
     canvas.box(x, dy, CELL, CELL, f"r{shade}" if held else block.state, title if titles else "")
+    if block.shifts:
+        canvas.torn(x, dy, CELL)
     if held:
         initials = "".join(name[0] for name in block.holders[:5])
         canvas.text(x + CELL / 2, dy + 14, str(block.refs), f"n t{shade}")
@@ -179,11 +192,15 @@ def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
     most = max((a.num_shared + a.num_own for a in agents), default=0) or 1
     for agent in agents:
         shared, own = (BAR * n / most for n in (agent.num_shared, agent.num_own))
-        canvas.text(MARGIN, 15, agent.name)
-        canvas.text(MARGIN + 100, 15, canvas.tell(f"map_s_{agent.state}"), "dim")
+        name = agent.name
+        name = name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
+        canvas.text(MARGIN, 15, name)
+        canvas.text(STATE_AT, 15, canvas.tell(f"map_s_{agent.state}"), "dim")
         canvas.box(BAR_AT, 2, shared, 16, "r4")
         canvas.box(BAR_AT + shared, 2, own, 16, "r1")
         counts = canvas.tell("svg_agent", agent.num_tokens, agent.num_shared, agent.num_own)
+        if agent.num_shifted:
+            counts += canvas.tell("svg_agent_shifted", agent.num_shifted)
         canvas.text(WIDTH - MARGIN, 15, counts, "dim end")
         canvas.y += 24
     canvas.y += 12 * bool(agents)
@@ -205,9 +222,14 @@ def _draw_memory(canvas: _Canvas, shot: Snapshot) -> None:
     canvas.y += 10
 
 
-def _draw_legend(canvas: _Canvas) -> None:
+def _draw_legend(canvas: _Canvas, shifted: bool) -> None:
     for x, css, number, words in LEGEND:
         canvas.box(x, 0, 20, 20, css)
         canvas.text(x + 10, 15, number, f"n t{css[1:]}" if css[0] == "r" else "n dim")
         canvas.text(x + 28, 15, canvas.tell(words), "dim")
     canvas.y += 24
+    if shifted:
+        canvas.box(MARGIN, 4, 20, 20, "r2")
+        canvas.torn(MARGIN, 4, 20)
+        canvas.text(MARGIN + 28, 19, canvas.tell(SHIFTED), "dim")
+        canvas.y += 28

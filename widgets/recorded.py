@@ -65,7 +65,8 @@ def from_json(data: dict[str, Any]) -> Recording:
 
 
 def to_json(recording: Recording) -> dict[str, Any]:
-    """A recording as plain data; equal neighbouring blocks as [how many, state, holders]."""
+    """A recording as plain data; equal neighbouring blocks as [how many, state, holders], and
+    their shifts where there are any."""
     moments = [
         {"caption": caption, "snapshot": _plain(shot)} for caption, shot in recording.moments
     ]
@@ -77,10 +78,16 @@ def _plain(shot: Snapshot) -> dict[str, Any]:
     data = asdict(replace(shot, pools=()))
     for pool in shot.pools:
         row = asdict(replace(pool, blocks=()))
-        runs = groupby(pool.blocks, key=lambda block: (block.state, block.holders))
-        row["blocks"] = [[len(list(same)), state, list(names)] for (state, names), same in runs]
+        runs = groupby(pool.blocks, key=_kind)
+        row["blocks"] = [
+            [len(list(same)), state, *map(list, rest)] for (state, *rest), same in runs
+        ]
         data["pools"] = [*data["pools"], row]
     return data
+
+
+def _kind(block: Block) -> tuple[Any, ...]:
+    return block.state, block.holders, *((block.shifts,) if block.shifts else ())
 
 
 def _snapshot(data: dict[str, Any]) -> Snapshot:
@@ -89,6 +96,6 @@ def _snapshot(data: dict[str, Any]) -> Snapshot:
     return Snapshot(**{**data, "agents": agents, "pools": pools})
 
 
-def _blocks(runs: list[tuple[int, str, list[str]]]) -> tuple[Block, ...]:
-    kinds = ((state, tuple(names)) for count, state, names in runs for _ in range(count))
+def _blocks(runs: list[list[Any]]) -> tuple[Block, ...]:
+    kinds = ((state, *map(tuple, rest)) for count, state, *rest in runs for _ in range(count))
     return tuple(Block(number, *kind) for number, kind in enumerate(kinds))

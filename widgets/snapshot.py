@@ -20,16 +20,28 @@ HELD, CACHED, FREE = "held", "cached", "free"
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One block; `holders` name those that hold it, one entry for each place in a table."""
+    """One block; `holders` name those that hold it, one entry for each place in a table.
+
+    `shifts`: for each of them None, or the shift at which it has the block as a fragment; () where
+    all have it in its own place.
+    """
 
     number: int
     state: str  # held, cached or free
     holders: tuple[str, ...] = ()
+    shifts: tuple[int | None, ...] = ()
 
     @property
     def refs(self) -> int:
         """How many hold it."""
         return len(self.holders)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The holders, each with its shift if it has one: `backend +87`."""
+        shifts = self.shifts or (None,) * self.refs
+        both = zip(self.holders, shifts, strict=True)
+        return tuple(name if at is None else f"{name} {at:+d}" for name, at in both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +60,15 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
-    """One agent; `num_shared` of its blocks have another holder too, `num_own` have none."""
+    """One agent; `num_shared` of its blocks have another holder too, `num_own` have none;
+    `num_shifted` of all of them are fragments' blocks."""
 
     name: str
     state: str
     num_tokens: int
     num_shared: int
     num_own: int
+    num_shifted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +125,18 @@ def blocks_in_use(
     return highest
 
 
-def _holders(books: Ledger) -> dict[tuple[str, int], list[str]]:
-    """(pool id, block) -> names of its holders, in the order in which they registered."""
-    out: defaultdict[tuple[str, int], list[str]] = defaultdict(list)
+Held = Mapping[tuple[str, int], list[tuple[str, int | None]]]  # (pool id, block) -> holders
+
+
+def _holders(books: Ledger) -> Held:
+    """The name of each holder and its shift (None: in place), in the order of registering."""
+    out: defaultdict[tuple[str, int], list[tuple[str, int | None]]] = defaultdict(list)
     everybody = list(books.sequences.values())
     for seq, name in zip(everybody, names_of(everybody), strict=True):
         for segment in seq.segments:
+            shift = segment.shift if segment.is_fragment else None
             for block in segment.blocks:
-                out[segment.pool_id, block].append(name)
+                out[segment.pool_id, block].append((name, shift))
     return out
 
 
@@ -127,13 +145,16 @@ def names_of(sequences: Iterable[Sequence | Registered]) -> list[str]:
     return [f"{s.name} (fork {s.seq_id})" if s.parent_id >= 0 else s.name for s in sequences]
 
 
-def _pool(pool: Pool, holders: Mapping[tuple[str, int], list[str]], in_use: int) -> PoolRow:
+def _pool(pool: Pool, holders: Held, in_use: int) -> PoolRow:
     name = pool.spec.pool_id
     seen = max(in_use, 1 + max(pool.refs, default=-1), 1 + max(pool.cached, default=-1))
 
     def block(number: int) -> Block:
         if number in pool.refs:
-            return Block(number, HELD, tuple(holders.get((name, number), ())))
+            held = holders.get((name, number), [])
+            shifts = tuple(shift for _, shift in held)
+            moved = any(shift is not None for shift in shifts)
+            return Block(number, HELD, tuple(who for who, _ in held), shifts if moved else ())
         return Block(number, CACHED if number in pool.cached else FREE)
 
     return PoolRow(
@@ -151,4 +172,6 @@ def _pool(pool: Pool, holders: Mapping[tuple[str, int], list[str]], in_use: int)
 def _agent(seq: Sequence, books: Ledger, name: str) -> AgentRow:
     refs = [books.pools[s.pool_id].refs[block] for s in seq.segments for block in s.blocks]
     num_shared = sum(count > 1 for count in refs)
-    return AgentRow(name, seq.state, seq.num_tokens, num_shared, len(refs) - num_shared)
+    num_shifted = sum(len(s.blocks) for s in seq.segments if s.is_fragment)
+    counts = (num_shared, len(refs) - num_shared, num_shifted)
+    return AgentRow(name, seq.state, seq.num_tokens, *counts)

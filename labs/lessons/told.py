@@ -63,20 +63,28 @@ def _what(log: Log, e: Event) -> str:
     if isinstance(e, Commanded):
         return f"{who} {_command(log, e)}"
     if isinstance(e, Released):
-        return f"{e.by} publishes to {e.group}, as {who}: {_text(log, e)}"
+        instead = f" in place of {names_of(log)[e.replaces]}" if e.replaces >= 0 else ""
+        return f"{e.by} publishes to {e.group}, as {who}{instead}: {_text(log, e)}"
     return f"{who} {_done(e)}"
 
 
 def _command(log: Log, e: Commanded) -> str:
+    cause = f" ({_short(e.cause)})" if e.cause else ""
     if e.verb == "append":
-        return f"is given {e.length} tokens of {e.tier} text: {_text(log, e)}"
+        text = f"is given {e.length} tokens of {e.tier} text: {_text(log, e)}"
+        return f"{text}, {_fragment(log, e)}" if e.piece >= 0 else f"{text}{cause}"
+    if e.verb == "detach":
+        return f"makes what is left of a fragment of {names_of(log)[e.source]} its own text{cause}"
     if e.verb == "write":
         return f"is to write up to {e.count} tokens"
     if e.verb == "rollback":
         return f"rolls back to its first {e.count} tokens"
-    cause = f" ({_short(e.cause)})" if e.cause else ""
     ends = {"close": "is closed", "fail": "fails", "expire": "expires"}
     return f"{ends.get(e.verb, e.verb)}{cause}"
+
+
+def _fragment(log: Log, e: Commanded) -> str:
+    return f"a fragment of {names_of(log)[e.source]}, encoded for position {e.encoded}"
 
 
 def _done(e: Shared | Allocated | Copied | Freed | Published | Aborted) -> str:

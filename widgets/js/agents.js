@@ -1,24 +1,25 @@
 // Each holder's context: coloured segments in order, and the text that they are made of.
 import { el } from "./hub.js";
+import { shiftOf } from "./state.js";
 import { stepPut, stepText } from "./stepper.js";
 
 // A holder's context cut at blocks, and where no further KV is written; `like`: what looks equal.
 function agentSpans(state, seq, pin) {
   const out = [];
   seq.segments.forEach((seg, number) => {
-    const pool = state.pool(seg.pool);
+    const shift = shiftOf(seg), pool = state.pool(seg.pool);
     for (let at = 0, to; at < seg.count; at = to) {
       const i = Math.floor(at / seg.size), block = seg.blocks[i] ?? -1, written = at < seg.computed, refs = pool.refs[block] || 0;
       to = Math.min(seg.count, block < 0 ? seg.count : (i + 1) * seg.size, written ? seg.computed : seg.count);
       const held = block >= 0, pinned = held && pin?.block === block && pin.pool === pool.name;
-      out.push({ from: seg.first + at, to: seg.first + to, tier: seg.tier, size: seg.size, site: held && [pool.name, block], refs, written, pinned, like: [number, held, written, refs > 1, pinned].join() });
+      out.push({ from: seg.first + at, to: seg.first + to, tier: seg.tier, size: seg.size, site: held && [pool.name, block], refs, shift, written, pinned, like: [number, held, written, refs > 1, pinned].join() });
     }
   });
   return out;
 }
 
 export function agents(root, hub) {
-  const { fold } = hub, t = (key, ...args) => hub.t(`agent_${key}`, ...args), cards = new Map(), list = el("ul");
+  const { fold } = hub, t = hub.words("agent"), cards = new Map(), list = el("ul");
   const more = el("button", { onclick: () => { all = true; hub.change(); } }), masked = el("p", { hidden: true }, t("masked"));
   let last, auto = null, all = false, width = 0, pin = null;
   root.append(el("h3", {}, t("title")), masked, list, more);
@@ -32,9 +33,9 @@ export function agents(root, hub) {
     } else if (n[way]?.sites) { n.tabIndex = -1; n[way].tabIndex = 0; n[way].focus(); }
   };
   function span(tag, i, run, ...kids) { // its glyph and its count come from the style sheet
-    const [{ from, tier, refs, written, pinned }] = run, sites = run.map(s => s.site).filter(Boolean), [a, b] = [sites[0], sites.at(-1)];
-    const title = t("span", from, run.at(-1).to, t(tier), a ? a.join(":") + (a === b ? "" : `…${b[1]}`) : "–", refs, t(written ? "written" : "unwritten"));
-    return Object.assign(el(tag, { title, role: "button", tabindex: i ? -1 : 0, "data-k": tag + i, "data-tier": tier, "data-refs": refs, class: `${refs > 1 ? "a-shared" : ""} ${written ? "" : "a-todo"} ${pinned ? "a-pin" : ""}` }, ...kids), { sites });
+    const [{ from, tier, refs, shift, written, pinned }] = run, sites = run.map(s => s.site).filter(Boolean), [a, b] = [sites[0], sites.at(-1)];
+    const title = t("span", from, run.at(-1).to, t(tier), a ? a.join(":") + (a === b ? "" : `…${b[1]}`) : "–", refs, t(written ? "written" : "unwritten")) + (shift && ` · ${hub.t("detail_shift", shift)}`);
+    return Object.assign(el(tag, { title, role: "button", tabindex: i ? -1 : 0, "data-k": tag + i, "data-tier": tier, "data-refs": refs, "data-shift": shift, class: `${shift && "a-shifted"} ${refs > 1 ? "a-shared" : ""} ${written ? "" : "a-todo"} ${pinned ? "a-pin" : ""}` }, ...kids), { sites });
   }
   function bar(spans, total) {
     const runs = [];
@@ -67,7 +68,7 @@ export function agents(root, hub) {
   };
   function card(state, seq) {
     const { id } = seq, spans = agentSpans(state, seq, hub.pin), total = state.numTokens(seq), box = boxOf(id);
-    const why = !state.live(seq) && (fold.errors[id] || state.str(seq.cause)) || "", lines = why.trim().split("\n");
+    const told = state.str(seq.cause), why = !state.live(seq) && (fold.errors[id] || hub.word(`detail_w_${told}`, told)) || "", lines = why.trim().split("\n");
     const sig = [seq.state, box.open, box.most, width, why.length, ...spans.map(s => s.like + s.to + s.site + s.refs)].join();
     if (box.sig === sig) return box;
     box.sig = sig;

@@ -3,9 +3,9 @@ import { el } from "./hub.js";
 import { labOpen } from "./units.js";
 
 const RATES = [1, 2, 5, 10, 25, 100, 1000]; // steps of play a second
-export const BAR_GLYPHS = { copy: "◆", share: "●", evict: "▲", refuse: "✕", fail: "‼", free: "○", release: "★" };
+export const BAR_GLYPHS = { copy: "◆", share: "●", shift: "◑", evict: "▲", refuse: "✕", fail: "‼", free: "○", release: "★" };
 // A part's own strings, and numbers as they are written in the language of the view.
-export const barWords = (hub, part) => [(key, ...args) => hub.t(`${part}_${key}`, ...args), n => n.toLocaleString(hub.lang)];
+export const barWords = (hub, part) => [hub.words(part), n => n.toLocaleString(hub.lang)];
 export const barSet = (node, text) => { if (node.textContent !== text) node.textContent = text; };
 // `words` are what stands on it and what it does: "text\ntitle".
 export const barLabel = (node, words) => {
@@ -41,7 +41,7 @@ export function bar(root, hub) {
     go.value = "";
   } }), t("go"));
   const jump = (kind, way) => button("", () => hub.jump(kind, way));
-  const jumps = ["copy", "share", "evict", "refuse", "fail"].map(kind => el("span", { class: `inms-bar-pill inms-bar-${kind}` },
+  const jumps = ["copy", "share", "shift", "evict", "refuse", "fail"].map(kind => el("span", { class: `inms-bar-pill inms-bar-${kind}` },
     barLabel(jump(kind, -1), t("previous", t(kind))), `${BAR_GLYPHS[kind]} ${t(kind)}`, barLabel(jump(kind, 1), t("next", t(kind)))));
   const keys = el("dl", { hidden: true }, ...t("keys").split("\n").flatMap(line => line.split("|").map((text, i) => el(i ? "dd" : "dt", {}, text))));
   const help = button("help", () => { help.ariaExpanded = keys.hidden; keys.hidden = !keys.hidden; });

@@ -1,22 +1,22 @@
 // A log in the browser: everything received so far, keyframes, and the books at the cursor.
 import { COPIED, sizeOf, blocksOf, poolAt, decode } from "./wire.js";
-import { State, sum } from "./state.js";
+import { State, clamp, sum } from "./state.js";
 import { reduce } from "./reduce.js";
 import { restore } from "./keyframe.js";
 
+export const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
+
 export class Fold {
-  constructor({ budget = 96 << 20, spacing = 4096 } = {}) {
-    Object.assign(this, { budget, spacing, strings: [], pieces: new Map(), about: {} });
-    this.words = new Int32Array(1 << 14); this.used = 0;
-    this.offsets = new Int32Array(1 << 12); this.first = 0; this.length = 0;
-    this.table = new Int32Array(1 << 12); this.numTokens = 0; this.extra = [];
-    this.decisions = []; this.firstDecision = 0; this.explained = new Map(); this.errors = {};
-    this.end = new State(this.strings);
-    this.frames = [];
-    this.series = []; // rows of State.row, one an event, thinned when there are very many
-    this.thin = 1; this.sampled = 0; this.loose = false;
-    this.cursor = null;
-  }
+  strings = []; pieces = new Map(); about = {}; errors = {};
+  words = new Int32Array(1 << 14); used = 0;
+  offsets = new Int32Array(1 << 12); first = 0; length = 0;
+  table = new Int32Array(1 << 12); numTokens = 0; extra = [];
+  shifts = new Set(); // events that mounted blocks at a shift
+  decisions = []; firstDecision = 0; explained = new Map();
+  end = new State(this.strings); frames = []; cursor = null;
+  series = []; // rows of State.row, one an event, thinned when there are very many
+  thin = 1; sampled = 0; loose = false;
+  constructor({ budget = 96 << 20, spacing = 4096 } = {}) { Object.assign(this, { budget, spacing }); }
   grow(name, need) {
     if (need > this[name].length) {
       const to = new Int32Array(Math.max(need, 2 * this[name].length));
@@ -24,30 +24,26 @@ export class Fold {
     }
   }
   // Take in a message; false: it does not follow what is here, ask again from `length`.
-  push(m) {
-    const known = m.keyframe && m.from <= this.length && this.length > 0; // nothing new in it
-    if ((m.stringsFrom || 0) > this.strings.length || (m.tokensFrom || 0) > this.numTokens) return false;
-    if (m.from > this.length && !m.keyframe) return false;
-    Object.assign(this.about, m.about);
-    (m.strings || []).forEach((s, i) => { this.strings[m.stringsFrom + i] = s; });
-    (m.pieces || []).forEach(([id, bytes]) => this.pieces.set(id, bytes));
-    if (m.tokens) {
-      this.grow("table", m.tokensFrom + m.tokens.length);
-      this.table.set(m.tokens, m.tokensFrom);
-      this.numTokens = Math.max(this.numTokens, m.tokensFrom + m.tokens.length);
-    }
-    if (m.keyframe && !known) this.begin(m.keyframe, m.from);
-    if (m.decisions?.length && !this.decisions.length) this.firstDecision = m.decisions[0].number;
-    for (const d of m.decisions || []) this.decisions[d.number] = d;
-    for (const e of m.explained || []) this.explained.set(e.number, e);
-    Object.assign(this.errors, m.errors);
-    let at = 0, index = m.from;
-    for (; at < m.words.length && index < this.length; index++) at += sizeOf(m.words, at); // known
-    this.take(m.words.subarray(at));
+  push({ from, words, keyframe, strings = [], stringsFrom = 0, tokens = [], tokensFrom = 0, pieces = [], decisions = [], explained = [], about, errors }) {
+    const news = keyframe && (from > this.length || !this.length), end = tokensFrom + tokens.length;
+    if (stringsFrom > this.strings.length || tokensFrom > this.numTokens || from > this.length && !news) return false;
+    Object.assign(this.about, about); Object.assign(this.errors, errors);
+    strings.forEach((s, i) => { this.strings[stringsFrom + i] = s; });
+    for (const [id, text] of pieces) this.pieces.set(id, unbase(text));
+    this.grow("table", end);
+    this.table.set(tokens, tokensFrom);
+    this.numTokens = Math.max(this.numTokens, end);
+    if (news) this.begin(keyframe, from);
+    if (!this.decisions.length) this.firstDecision = decisions[0]?.number ?? 0;
+    for (const d of decisions) this.decisions[d.number] = d;
+    for (const e of explained) this.explained.set(e.number, e);
+    let at = 0;
+    for (let i = from; at < words.length && i < this.length; i++) at += sizeOf(words, at); // known
+    this.take(words.subarray(at));
     return true;
   }
   begin(words, index) { // again, from the books at `index`; the tables stay
-    Object.assign(this, { first: index, length: index, used: 0, frames: [], series: [], thin: 1, sampled: index, loose: false, cursor: null });
+    Object.assign(this, { first: index, length: index, used: 0, frames: [], shifts: new Set(), series: [], thin: 1, sampled: index, loose: false, cursor: null });
     this.end = new State(this.strings);
     restore(this.end, words, this.extra);
     this.end.index = index;
@@ -58,17 +54,19 @@ export class Fold {
     if (this.loose) this.series.pop();
     this.grow("words", this.used + words.length);
     this.words.set(words, this.used);
-    const end = this.end, all = this.words, stop = this.used + words.length;
+    const { end, words: all } = this, stop = this.used + words.length;
     if (this.length === this.first && !this.frames.length) this.save();
     for (let at = this.used; at < stop;) {
       const i = this.length - this.first;
       if (i >= this.offsets.length) this.grow("offsets", i + 1);
       this.offsets[i] = at;
+      const { shifted } = end;
       reduce(end, all, at);
+      if (end.shifted > shifted) this.shifts.add(this.length);
       at += sizeOf(all, at);
       this.length++;
       if (this.length - this.sampled >= this.thin) this.sample();
-      if (this.length - this.frames[this.frames.length - 1].index >= this.spacing) this.save();
+      if (this.length - this.frames.at(-1).index >= this.spacing) this.save();
     }
     this.used = stop;
     this.loose = this.sampled < this.length; // the newest row is of the last event, whatever is left out
@@ -80,8 +78,7 @@ export class Fold {
     if (this.series.length > 20000) { this.series = this.series.filter((_, i) => i % 2 === 0); this.thin *= 2; }
   }
   save() {
-    const frame = this.end.copy();
-    this.frames.push(frame);
+    this.frames.push(this.end.copy());
     while (this.frames.length > 2 && sum(this.frames, f => f.bytes()) > this.budget) { // too many:
       this.frames = this.frames.filter((_, i) => i % 2 === 0); // every second one, and rarer
       this.spacing *= 2;
@@ -89,21 +86,22 @@ export class Fold {
   }
   // The books when `index` events had happened. The state belongs to the fold: read it, then go on.
   at(index) {
-    index = Math.max(this.first, Math.min(index, this.length));
+    index = clamp(index, this.first, this.length);
     if (index === this.length) return this.end;
-    let lo = 0, hi = this.frames.length - 1;
-    while (lo < hi) { const mid = (lo + hi + 1) >> 1; if (this.frames[mid].index <= index) lo = mid; else hi = mid - 1; }
-    const frame = this.frames[lo];
-    if (!this.cursor || this.cursor.index > index || this.cursor.index < frame.index) {
+    const frame = this.frames.findLast(f => f.index <= index);
+    if (!this.cursor || this.cursor.index > index || this.cursor.index < frame.index)
       this.cursor = frame.copy(this.cursor || new State(this.strings));
-    }
-    for (let i = this.cursor.index; i < index; i++) reduce(this.cursor, this.words, this.offsets[i - this.first]);
-    return this.cursor;
+    return this.forward(this.cursor, index);
   }
-  type(index) { return this.words[this.offsets[index - this.first]]; }
+  forward(state, stop) { // what happened until then, on a state of before
+    for (let i = state.index; i < stop; i++) reduce(state, this.words, this.place(i));
+    return state;
+  }
+  place(index) { return this.offsets[index - this.first]; } // of an event in `words`
+  type(index) { return this.words[this.place(index)]; }
   event(index) {
     if (index < this.first || index >= this.length) return null;
-    return { ...decode(this.words, this.offsets[index - this.first], this.strings), index };
+    return { ...decode(this.words, this.place(index), this.strings), index };
   }
   // The next index after `from` (step -1: before it) whose event `wanted(type, index)` accepts.
   find(from, wanted, step = 1) {
@@ -114,13 +112,11 @@ export class Fold {
   history(pool, block, limit = 200) {
     const out = [], id = this.strings.indexOf(pool);
     for (let i = this.first; i < this.length; i++) {
-      const at = this.offsets[i - this.first], type = this.words[at];
+      const at = this.place(i), type = this.words[at];
       const here = this.words[at + poolAt(type)] === id, copied = type === COPIED && this.words[at + 4] === id && this.words[at + 5] === block;
       if (!here && !copied) continue;
       const [from, n, shift] = blocksOf(this.words, at);
-      let hit = copied;
-      for (let j = 0; j < n && !hit; j++) hit = this.words[from + j] >> shift === block;
-      if (hit) out.push(this.event(i));
+      if (copied || this.words.subarray(from, from + n).some(word => word >> shift === block)) out.push(this.event(i));
       if (out.length > limit) out.shift();
     }
     return out;

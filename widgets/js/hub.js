@@ -1,21 +1,23 @@
 // What the parts of a dashboard share: one log, one cursor, one selection, one language.
 import { STEPPED, SHARED, ALLOCATED, COPIED, EVICTED, FREED, PUBLISHED, ABORTED, COMMANDED } from "./wire.js";
+import { clamp } from "./state.js";
 
-// Things to jump to: what each is called, and its events (of the commands, those that say "fail").
-const JUMPS = { copy: COPIED, share: SHARED, evict: EVICTED, fail: COMMANDED };
-export const REFUSALS = ["refused", "no room"]; // outcomes to jump to as "refuse": they have no event
-export const KIND = { [SHARED]: "share", [ALLOCATED]: "new", [COPIED]: "copy", [EVICTED]: "evict", [FREED]: "free", [PUBLISHED]: "publish", [ABORTED]: "abort" };
+// Things to jump to: what each is called, and its events (of the commands, those that say "fail"; a
+// share is one in place, a shift one at a shift).
+const JUMPS = { copy: COPIED, share: SHARED, shift: SHARED, evict: EVICTED, fail: COMMANDED };
+export const REFUSALS = ["refused", "no room"], // outcomes to jump to as "refuse": they have no event
+  KIND = { [SHARED]: "share", [ALLOCATED]: "new", [COPIED]: "copy", [EVICTED]: "evict", [FREED]: "free", [PUBLISHED]: "publish", [ABORTED]: "abort" };
 
 export class Hub {
+  mode = "follow"; // follow, paused, play or loop
+  unit = "event"; rate = 10; // what play and the arrow keys step by
+  pin = null; hover = null; decision = null; agent = null;
+  lit = new Set(); // "pool:block" that a part wants lit
+  lab = {}; // what the kernel says of the lab: paused, running, closed, speed
+  parts = []; dirty = true; frame = 0; listeners = {};
+  still = matchMedia("(prefers-reduced-motion: reduce)").matches;
   constructor(fold, strings, { lang = "en", projector = false, ask = null, command = null } = {}) {
-    Object.assign(this, { fold, strings, lang, projector, ask, command });
-    this.cursor = fold.length; this.mode = "follow"; // follow, paused, play or loop
-    this.unit = "event"; this.rate = 10; // what play and the arrow keys step by
-    this.pin = this.hover = this.decision = this.agent = null;
-    this.lit = new Set(); // "pool:block" that a part wants lit
-    this.lab = {}; // what the kernel says of the lab: paused, running, closed, speed
-    this.parts = []; this.dirty = true; this.frame = 0; this.listeners = {};
-    this.still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+    Object.assign(this, { fold, strings, lang, projector, ask, command, cursor: fold.length });
   }
   // A string of the table in the language of the view; {0}, {1} stand for what is passed.
   t(key, ...args) {
@@ -23,6 +25,8 @@ export class Hub {
     return text.replace(/\{(\d)\}/g, (_, i) => args[i] ?? "")
       .replace(/(?<![\d.,])1 ((more |free )?(agent|block|event|holder|pool|program|slot|step|token|update))s\b/g, "1 $1");
   }
+  word(key, text) { return this.strings[key] ? this.t(key) : text; } // where there is such a string
+  words(part) { return (key, ...args) => this.t(`${part}_${key}`, ...args); } // a part's own strings
   on(name, listener) {
     const all = this.listeners[name] ||= new Set();
     all.add(listener);
@@ -47,7 +51,7 @@ export class Hub {
       if (grown && time < part.rest) { this.later ||= setTimeout(() => { this.later = 0; this.change(true); }, part.rest - time); continue; }
       const start = performance.now();
       part.draw(state);
-      if (part.pace) part.rest = time + Math.min(300, Math.max(part.pace, 20 * (performance.now() - start)));
+      if (part.pace) part.rest = time + clamp(20 * (performance.now() - start), part.pace, 300);
     }
     const now = document.activeElement; // keys go on to work when what had the focus is gone
     if (had && (now === document.body || now.disabled || !now.checkVisibility())) root.focus({ preventScroll: true });
@@ -55,11 +59,11 @@ export class Hub {
   state() { return this.fold.at(this.cursor); }
   received() { // the log has grown
     if (this.mode === "follow") this.cursor = this.fold.length;
-    if (this.cursor < this.fold.first) this.cursor = this.fold.first;
+    this.cursor = Math.max(this.cursor, this.fold.first);
     this.emit("received"); this.change(true);
   }
   seek(index, mode = "paused") {
-    this.cursor = Math.max(this.fold.first, Math.min(Math.round(index), this.fold.length));
+    this.cursor = clamp(Math.round(index), this.fold.first, this.fold.length);
     this.mode = mode;
     this.emit("seek"); this.change();
   }
@@ -92,7 +96,7 @@ export class Hub {
       const i = fold.find(way > 0 ? cursor : cursor - 2, type => type === STEPPED, way);
       return i < 0 ? last : i + 1;
     }
-    return Math.max(fold.first, Math.min(cursor + way, fold.length));
+    return clamp(cursor + way, fold.first, fold.length);
   }
   step(way, unit) { this.seek(this.next(way, unit)); }
   // The decision after (before) the cursor, of those that `wanted` accepts; null: there is none.
@@ -123,8 +127,8 @@ export class Hub {
     return this.no;
   }
   jump(kind, way = 1) { // to just after the next (last) event of a kind; says so if there is none
-    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind !== "fail" || fold.event(i).verb === kind);
-    const d = kind === "refuse" && this.decisionAt(way, d => REFUSALS.includes(d.outcome)), i = d ? -1 : fold.find(way > 0 ? cursor : cursor - 2, wanted, way);
+    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind === "fail" ? fold.event(i).verb === kind : fold.shifts.has(i) === (kind === "shift")),
+      d = kind === "refuse" && this.decisionAt(way, d => REFUSALS.includes(d.outcome)), i = d ? -1 : fold.find(way > 0 ? cursor : cursor - 2, wanted, way);
     if (d) this.selectDecision(d.number);
     else if (i >= 0) this.seek(i + 1);
     else this.say(this.t(way > 0 ? "bar_no_next" : "bar_no_previous", this.t(`bar_${kind}`)), "note");
@@ -163,10 +167,9 @@ export function el(tag, attributes = {}, ...children) { // an element with attri
   const node = document.createElement(tag);
   for (const [k, v] of Object.entries(attributes)) {
     if (k.startsWith("on")) node.addEventListener(k.slice(2), v);
-    else if (k === "class") node.className = v;
     else if (v !== false && v != null) node.setAttribute(k, v === true ? "" : v);
   }
-  node.append(...children.filter(c => c != null));
+  node.append(...children.filter(c => c != null && c !== false));
   return node;
 }
 

@@ -1,7 +1,7 @@
 // The books that a keyframe holds: what wire.py's `keyframe` writes.
 import { OPENED, K_POOL, K_HOLDER, K_SEGMENT, sizeOf } from "./wire.js";
 import { CACHED } from "./pool.js";
-import { reduce } from "./reduce.js";
+import { reduce, registered } from "./reduce.js";
 
 // Puts a keyframe's books into an empty state. Tokens go into `extra`, which is known by negative
 // offsets, for the token table belongs to the log.
@@ -27,24 +27,21 @@ function restorePool(state, words, at) {
   return at + 3 + 8 * n;
 }
 function restoreHolder(state, words, at) {
-  const w = i => words[at + i], str = i => state.str(w(i));
-  state.seqs[w(1)] = {
-    id: w(1), kind: str(2), name: str(3), tenant: str(4), clearance: w(5), parent: w(7), off: w(8),
-    state: str(9), number: w(10), generate: w(11), logits: !!w(12), wanted: w(13), segments: [],
-    epoch: state.epoch,
-  };
+  const w = words.subarray(at, at + 14), [now, number, generate, logits, wanted] = w.subarray(9);
+  state.seqs[w[1]] = { ...registered(state, w), state: state.str(now), number, generate, logits: !!logits, wanted };
   return at + 14;
 }
 function restoreSegment(state, words, at, extra) {
-  const w = i => words[at + i], seq = state.seqs[w(1)], from = at + 13 + w(12), count = words[from];
-  const seg = {
-    pool: w(2), tier: state.str(w(3)), label: w(4), size: w(5), first: w(6), encoded: w(7),
-    open: !!(w(8) & 1), indexed: !!(w(8) & 2), fragment: !!(w(8) & 4), source: w(9), ranges: count ? [[-1 - extra.length, count]] : [], count,
-    blocks: Array.from(words.subarray(at + 13, from)), length: 0, computed: w(11),
+  const [, id, pool, tier, label, size, first, encoded, flags, source, length, computed, n] = words.subarray(at);
+  const seq = state.seqs[id], from = at + 13 + n, count = words[from], seg = {
+    pool, tier: state.str(tier), label, size, first, encoded, source, count, length: 0, computed,
+    open: !!(flags & 1), indexed: !!(flags & 2), fragment: !!(flags & 4),
+    ranges: count ? [[-1 - extra.length, count]] : [], blocks: [...words.subarray(at + 13, from)],
   };
   for (let i = 0; i < count; i++) extra.push(words[from + 1 + i]);
   seq.segments.push(seg);
-  state.length(seq, seg, w(10));
+  for (const block of seg.blocks) state.pool(pool).shifted[block] += seg.fragment;
+  state.length(seq, seg, length);
   state.fill(seg, 0, seg.length);
   return from + 1 + count;
 }

@@ -12,15 +12,13 @@ import { table } from "./table.js";
 const PARTS = { bar, timeline, map: blockMap, detail, decision: stepper, agents, table };
 const ALL = Object.keys(PARTS);
 
-export const unbase = text => Uint8Array.from(atob(text), c => c.charCodeAt(0));
-const cut = view => view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength);
-const whole = (m, [words, tokens, keyframe]) => ({ ...m, words, tokens, keyframe: m.hasKeyframe && keyframe });
+const cut = view => view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength),
+  whole = (m, [words, tokens, keyframe]) => ({ ...m, words, tokens, keyframe: m.hasKeyframe && keyframe });
 
 // Builds the parts into `root`; gives the hub.
 export function build(root, fold, options) {
-  const hub = new Hub(fold, options.strings, options), parts = options.parts || ALL;
-  const live = el("div", { class: "inms-say", role: "status", "aria-live": "polite" });
-  const message = el("div", { class: "inms-message", role: "alert", hidden: true });
+  const hub = new Hub(fold, options.strings, options), parts = options.parts || ALL,
+    live = el("div", { class: "inms-say", role: "status", "aria-live": "polite" }), message = el("div", { class: "inms-message", role: "alert", hidden: true });
   root.classList.add("inms-dash");
   root.classList.toggle("inms-projector", !!options.projector);
   Object.assign(root, { lang: options.lang === "zh" ? "zh-Hans" : "en", role: "group", ariaLabel: hub.t("dashboard"), tabIndex: 0 });
@@ -29,8 +27,8 @@ export function build(root, fold, options) {
   root.replaceChildren(message, told, live);
   hub.root = root;
   hub.on("say", tell(live)); hub.on("problem", tell(message)); hub.on("told", tell(told));
-  const beside = ["map", "detail", "decision"].filter(p => parts.includes(p) && PARTS[p]);
-  const columns = el("div", { class: beside.length > 2 ? "inms-cols inms-cols-2" : "inms-cols" });
+  const beside = ["map", "detail", "decision"].filter(p => parts.includes(p) && PARTS[p]),
+    columns = el("div", { class: beside.length > 2 ? "inms-cols inms-cols-2" : "inms-cols" });
   for (const name of ALL.filter(p => parts.includes(p))) {
     const box = el("section", { class: `inms-part inms-${name}` });
     if (name === beside[0]) root.append(columns);
@@ -78,9 +76,9 @@ const heeding = (model, listeners) => { // listens from now on; gives what ends 
 // One store for all views of a widget: it hears every message from the widget's creation on.
 const STORES = new Map(); // by the widget's key: each view gets a model object of its own
 class Store {
+  fold = new Fold(); hubs = new Set(); asked = new Map(); lab = {}; next = 1; problem = "";
   constructor(model) {
-    this.fold = new Fold(); this.hubs = new Set(); this.model = model; this.asked = new Map();
-    this.lab = {}; this.next = 1; this.problem = "";
+    this.model = model;
     this.heed = heeding(model, {
       "msg:custom": (message, buffers) => this.receive(message, buffers || []),
       comm_live_update: () => this.ready(), // the kernel was started again, for one
@@ -115,7 +113,7 @@ class Store {
   }
   log(m) {
     if (m.lab) this.lab = m.lab;
-    const followed = this.fold.push({ ...m, pieces: (m.pieces || []).map(([id, text]) => [id, unbase(text)]) });
+    const followed = this.fold.push(m);
     if (m.number !== undefined) this.send({ kind: "ack", number: m.number, have: this.fold.length });
     if (!followed) this.ready(); // something was lost on the way: ask for it
     for (const hub of this.hubs) { hub.received(); this.tell(hub); }
@@ -163,8 +161,7 @@ export default {
     };
   },
   render({ model, el: root }) {
-    const store = storeOf(model);
-    const make = () => {
+    const store = storeOf(model), make = () => {
       const hub = build(root, store.fold, {
         parts: model.get("parts"), lang: model.get("lang"), strings: model.get("strings"), projector: model.get("projector"),
         ask: (what, payload) => store.ask(what, payload),
@@ -174,8 +171,8 @@ export default {
       return hub;
     };
     let hub = make();
-    const again = () => { store.drop(hub); hub = make(); };
-    const heed = heeding(model, { "change:look": () => store.tell(hub), "change:parts": again, "change:lang": again, "change:projector": again });
+    const again = () => { store.drop(hub); hub = make(); },
+      heed = heeding(model, { "change:look": () => store.tell(hub), "change:parts": again, "change:lang": again, "change:projector": again });
     return () => { heed("off"); store.drop(hub); };
   },
 };

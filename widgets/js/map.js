@@ -9,15 +9,15 @@ import { holdersOf, mapEdges, mapPeople } from "./map_people.js";
 const MAP_SIZES = [1, 2, 4, 7, 13, 18, 32, 44]; // pixels a block, by level; below 0, 2 ** -level blocks a pixel
 
 export function blockMap(root, hub) {
-  const t = hub.t.bind(hub), { min, max, ceil } = Math, { fold, still, projector } = hub,
+  const t = hub.words("map"), { min, max, ceil } = Math, { fold, still, projector } = hub,
     life = new AbortController(),
     press = (key, text) => `<button title="${t(key)}" aria-label="${t(key)}">${text}</button>`;
   root.innerHTML =
-    `<div class="map-bar"><h3>${t("map_title")}</h3>${press("map_out", "−")}${press("map_in", "+")}` +
-    `${press("map_fit_all", t("map_fit"))}<button aria-pressed="false">${t("map_whole")}</button></div>` +
+    `<div class="map-bar"><h3>${t("title")}</h3>${press("out", "−")}${press("in", "+")}` +
+    `${press("fit_all", t("fit"))}<button aria-pressed="false">${t("whole")}</button></div>` +
     `<div class="map-body"><div class="map-box"><div><div class="map-view"><canvas></canvas>` +
-    `<canvas tabindex="0" role="application" aria-label="${t("map_label")}"></canvas></div></div></div>` +
-    `<div class="map-chips" role="group" aria-label="${t("map_holders")}"><small></small></div>` +
+    `<canvas tabindex="0" role="application" aria-label="${t("label")}"></canvas></div></div></div>` +
+    `<div class="map-chips" role="group" aria-label="${t("holders")}"><small></small></div>` +
     `<svg class="map-arcs" aria-hidden="true"></svg></div>` +
     `<div class="map-line"></div><div class="map-legend"></div><i class="map-probe"></i>`;
   const [box, view, line, chips] = ["box", "view", "line", "chips"].map(x => root.querySelector(".map-" + x)),
@@ -88,7 +88,7 @@ export function blockMap(root, hub) {
     const { words } = fold, a = min(at, now), z = max(at, now), out = [];
     if (a < fold.first || z - a > 2000) return null;
     for (let i = a; i < z; i++) {
-      const p = fold.offsets[i - fold.first], type = words[p], [from, n, shift] = blocksOf(words, p);
+      const p = fold.place(i), type = words[p], [from, n, shift] = blocksOf(words, p);
       if (type === COMMANDED && fold.strings[words[p + 3]] === "rollback" || out.length > 30000) return null;
       if (type === COPIED) out.push([words[p + 4], words[p + 5]]);
       for (let j = 0; j < n; j++) out.push([words[p + poolAt(type)], words[from + j] >> shift, KIND[type]]);
@@ -175,7 +175,7 @@ export function blockMap(root, hub) {
     }
     if (under) { spot = hover; centre = ring(under, hover.block, look.light, 1.5); }
     const { id, pool } = band(spot) || {}, holders = pool ? holdersOf(state, id, spot.block) : [];
-    line.textContent = pool ? words(pool, spot.block, holders) : t("map_hint");
+    line.textContent = pool ? words(pool, spot.block, holders) : t("hint");
     link(holders, centre, height);
   }
 
@@ -221,8 +221,8 @@ export function blockMap(root, hub) {
     const page = { PageDown: 1, PageUp: -1 }[key], row = b.k * b.cols,
       by = { ArrowRight: b.k, ArrowLeft: -b.k, ArrowDown: row, ArrowUp: -row }[key];
     if (by || page) walk(b, used, mine ? here.block + (by || 0) : 0, by, page);
-    else if ((key === "Enter" || key === " ") && mine) { pin(here); hub.say(t("map_pinned", here.block)); }
-    else if (key === "Escape" && hub.pin) { hub.setPin(null); hub.say(t("map_unpinned")); }
+    else if ((key === "Enter" || key === " ") && mine) { pin(here); hub.say(t("pinned", here.block)); }
+    else if (key === "Escape" && hub.pin) { hub.setPin(null); hub.say(t("unpinned")); }
     else return;
     e.preventDefault(); e.stopPropagation();
   };

@@ -8,12 +8,12 @@ export function mapBlocks(hub, t, look, place, pen) {
   // A band's name, what its tier is for and how full it is; below it, how much was never used.
   function heading(b) {
     const { pool, tier, k } = b, n = x => x.toLocaleString(),
-      unit = b.size > 1 ? "" : " · " + t(k > 1 ? "map_tiles" : "map_pixels", k),
-      all = t("map_counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + unit,
-      more = b.more ? t(pool.high ? "map_never" : "map_unused", n(pool.count - pool.high)) : "";
+      unit = b.size > 1 ? "" : " · " + t(k > 1 ? "tiles" : "pixels", k),
+      all = t("counts", n(pool.held), n(pool.cached), n(pool.free), pool.size) + unit,
+      more = b.more ? t(pool.high ? "never" : "unused", n(pool.count - pool.high)) : "";
     if (b.told === all + more) return;
     b.told = all + more;
-    const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("map_about_" + tier),
+    const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("about_" + tier),
       put = (words, x, style, font = "") => { // gives where the next words may start
         write(words, x, y + 14, `${font} ${px}px`, style, "left");
         return x + pen.measureText(words).width + 9;
@@ -44,7 +44,7 @@ export function mapBlocks(hub, t, look, place, pen) {
     for (; b < to; b += k) out[at++] = lut[0];
   }
   function marks({ pool, size, cols }, from, to, y) { // lines between dots, marks on dots
-    const n = to - from;
+    const n = to - from, bite = size - 2 >> 1;
     for (let c = 1; c <= cols; c++) rect(look.dark, 3 + c * size, y, 1, n * size);
     for (let r = 1; r <= n; r++) rect(look.dark, 4, y + r * size - 1, cols * size, 1);
     for (let i = from * cols; i < min(to * cols, pool.high); i++) {
@@ -52,6 +52,7 @@ export function mapBlocks(hub, t, look, place, pen) {
       if (!held && pool.flags[i] & CACHED) rect(look.dark, x + 1, top + 1, size - 3, size - 3);
       else if (held && pool.flags[i] & PROMISED)
         for (let d = 0; d < size - 1; d++) rect(look.light, x + d, top + size - 2 - d, 1, 1);
+      if (pool.shifted[i]) rect(look.dark, x, top + bite, bite, bite);
     }
   }
   function rows(b, from, to) {
@@ -93,9 +94,14 @@ export function mapBlocks(hub, t, look, place, pen) {
       pen.moveTo(x + w - d, y); pen.lineTo(x + w, y); pen.lineTo(x + w, y + d);
       pen.fill();
     }
+    if (pool.shifted[block]) { // torn on the left: a fragment to somebody
+      pen.fillStyle = look.dark; pen.beginPath();
+      for (let at = y; at < y + w; at += d) { pen.moveTo(x, at); pen.lineTo(x + d / 2, at + d / 2); pen.lineTo(x, at + d); }
+      pen.fill();
+    }
     if (!big) return;
     if (hub.fold.strings[pool.label[block]]?.includes("agent:")) { // a lock
-      rect(ink, x + 2, y + 5, 6, 4); frame(ink, 1, x + 3.5, y + 2.5, 3, 3);
+      rect(ink, x + 5, y + 5, 6, 4); frame(ink, 1, x + 6.5, y + 2.5, 3, 3);
     }
     if (fill < pool.size) { // how full
       rect(look.dark, x, y + w - 4, w, 4); rect(look.light, x, y + w - 3, w * fill / pool.size, 3);
@@ -125,13 +131,13 @@ export function mapBlocks(hub, t, look, place, pen) {
     if (n) signs(b, block, ink, x, y);
   }
   function cells(b, state) { // those that are not as they were drawn
-    const from = b.from * b.cols, to = min(b.to * b.cols, b.shown), { refs, flags, fill, label } = b.pool, who = [];
+    const from = b.from * b.cols, to = min(b.to * b.cols, b.shown), { refs, flags, fill, label, shifted } = b.pool, who = [];
     if (b.size >= MAP_BIG) for (const seq of state.seqs) for (const seg of seq?.segments || []) if (seg.pool === b.id && seg.blocks.length) {
       const initial = String.fromCodePoint(seq.name.codePointAt(0) || 63); // of the first five holders
       for (const i of seg.blocks) if (i >= from && i < to && !((who[i] ||= []).length > 4)) who[i].push(initial);
     }
     for (let i = from; i < to; i++) {
-      const sign = [refs[i], flags[i], fill[i], label[i], who[i]].join();
+      const sign = [refs[i], flags[i], fill[i], label[i], shifted[i], who[i]].join();
       if (b.signs[i] !== sign) { b.signs[i] = sign; cell(b, i, who[i]); }
     }
   }

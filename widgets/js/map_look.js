@@ -2,15 +2,14 @@
 import { el } from "./hub.js";
 
 // From these sizes on, in pixels a block: a number; all marks. The height of a heading.
-export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28;
-export const MAP_TIERS = { global: "◆", group: "●", private: "■", common: "▲" };
-export const MAP_FLASH = { new: "N", share: "S", copy: "C", evict: "E", free: "F", abort: "X" };
+export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28,
+  MAP_TIERS = { global: "◆", group: "●", private: "■", common: "▲" },
+  MAP_FLASH = { new: "N", share: "S", copy: "C", evict: "E", free: "F", abort: "X" };
 const MAP_COLOURS = { // what is drawn -> its name in the style sheet
   dark: "panel", light: "strong", dim: "dim",
   new: "accent", share: "share", copy: "copy", evict: "evict", free: "text", abort: "refuse",
 };
 const mapShade = n => (n < 4 ? n : n < 8 ? 4 : n < 16 ? 5 : 6); // the more holders, the lighter
-
 
 // Draws on a canvas in colours of the palette `look`.
 export const mapPen = (pen, look) => ({
@@ -57,17 +56,17 @@ export function mapLegend(node, t, look, bands, forced) {
     mark = (name, style = "", text = "") => `<b class="map-mark map-${name}" style="${style}">${text}</b>`,
     filled = (c, style = "", text) => mark("", "background:" + c + style, text),
     shade = n => filled(fill(n), ";color:" + ink(n), n),
-    cue = (key, icon, from) => (most < from ? "" : `<span>${icon || mark(key)}${t("map_l_" + key)}</span>`),
+    cue = (key, icon, from) => (most < from ? "" : `<span>${icon || mark(key)}${t("l_" + key)}</span>`),
     tiers = [...new Set(bands.map(b => b.tier))]
-      .map(x => ` <span style="color:${look[x].hue}">${MAP_TIERS[x]} ${t("map_" + x)}</span>`),
+      .map(x => ` <span style="color:${look[x].hue}">${MAP_TIERS[x]} ${t("" + x)}</span>`),
     flashes = Object.keys(MAP_FLASH)
-      .map(k => ` <b style="color:${look[k]}">${MAP_FLASH[k]}</b> ${t("map_f_" + k)}`);
-  const html = `<span>${t("map_l_hue")}${tiers.join("")}</span>`
+      .map(k => ` <b style="color:${look[k]}">${MAP_FLASH[k]}</b> ${t("f_" + k)}`);
+  const html = `<span>${t("l_hue")}${tiers.join("")}</span>`
     + cue(forced ? "number" : "refs", [1, 2, 4, 16].map(shade).join(""))
     + cue("pending", mark("pending", "background-color:" + fill(1)), 4)
     + cue("cached", most > 2 ? mark("cached", "", most < MAP_CELL ? "" : 0) : filled(look.line))
     + cue("free", most < MAP_CELL ? filled(fill(0)) : mark("empty"))
-    + cue("ro", "", 18) + cue("fill", "", MAP_BIG) + cue("lock", "", MAP_BIG)
-    + `<span>${t("map_l_flash")}${flashes.join("")}</span>`;
+    + cue("shifted", "", 4) + cue("ro", "", 18) + cue("fill", "", MAP_BIG) + cue("lock", "", MAP_BIG)
+    + `<span>${t("l_flash")}${flashes.join("")}</span>`;
   if (node.told !== html) node.innerHTML = node.told = html;
 }

@@ -1,5 +1,6 @@
 // Who holds blocks: a chip for each holder, arcs to those of one block, and a block in words.
 import { el } from "./hub.js";
+import { clamp, shiftOf } from "./state.js";
 
 const MAP_KINDS = { agent: "●", prompt: "◆", record: "▤" };
 
@@ -43,9 +44,9 @@ export function mapPeople(hub, t, box, chips) {
       }
       if (node.told === told) continue;
       node.told = told; node.ariaPressed = on;
-      node.replaceChildren(glyph, el("b", { title: name }, name), el("i", {}, t("map_s_" + seq.state)));
+      node.replaceChildren(glyph, el("b", { title: name }, name), el("i", {}, t("s_" + seq.state)));
     }
-    rest.textContent = more > 0 ? t("map_more", more) : live.length ? "" : t(state.seqs.length ? "map_nobody_now" : "map_nobody");
+    rest.textContent = more > 0 ? t("more", more) : live.length ? "" : t(state.seqs.length ? "nobody_now" : "nobody");
   }
   function link(holders, [left, top], height) { // arcs from a place in the view to its holders' chips
     const [all, pane, from] = holders.length ? [body, chips, box].map(mapEdges) : [], held = id => holders.some(([seq]) => seq.id === id);
@@ -54,17 +55,17 @@ export function mapPeople(hub, t, box, chips) {
       node.classList.toggle("map-holds", held(id));
       if (!held(id) || pane.left < from.right || top < 0 || top > height) continue;
       const r = mapEdges(node), x = left + from.left - all.left, y = top + from.top - all.top,
-        tx = r.left - all.left, ty = Math.max(pane.top, Math.min(pane.bottom, r.top + r.height / 2)) - all.top,
+        tx = r.left - all.left, ty = clamp(r.top + r.height / 2, pane.top, pane.bottom) - all.top,
         bend = Math.max(30, (tx - x) / 2);
       paths += `<path d="M${x} ${y}C${x + bend} ${y} ${tx - bend} ${ty} ${tx} ${ty}"/>`;
     }
     if (arcs.told !== paths) arcs.innerHTML = arcs.told = paths;
   }
   function words(pool, block, holders) { // a block in a line
-    const names = holders.map(([seq]) => hub.nameOf(seq.id)), some = names.slice(0, 8).join(", "),
-      out = [pool.name, t("map_block", block), t("map_s_" + pool.state(block))];
-    if (names.length) out.push(t("map_held_by", pool.refs[block], some + (names.length > 8 ? " …" : "")));
-    if (pool.fill[block]) out.push(t("map_slots", pool.fill[block], pool.size));
+    const names = holders.map(([seq, seg]) => `${hub.nameOf(seq.id)} ${shiftOf(seg)}`.trim()), some = names.slice(0, 8).join(", "),
+      out = [pool.name, t("block", block), t("s_" + pool.state(block))];
+    if (names.length) out.push(t("held_by", pool.refs[block], some + (names.length > 8 ? " …" : "")));
+    if (pool.fill[block]) out.push(t("slots", pool.fill[block], pool.size));
     return out.join(" · ");
   }
   return { people, link, words, chipOf };

@@ -11,19 +11,23 @@ export const timeFind = (list, value, lo = 0, of = x => x) => { // the first tha
 export class TimeIndex {
   constructor(fold) {
     this.first = this.next = this.step = fold.first; this.told = 0; this.lanes = new Map();
-    this.marks = { copy: [], evict: [], refuse: [], fail: [], free: [], release: [] };
+    this.replaced = []; // [moment, record, the record that holds no longer]
+    this.marks = { copy: [], shift: [], evict: [], refuse: [], fail: [], free: [], release: [] };
     for (const q of fold.frames[0]?.seqs || []) if (q && fold.end.live(q)) this.begin(q.id, q.kind);
   }
   begin(id, kind) {
-    if (kind === "agent") this.lanes.set(id, { id, start: this.next, at: [], from: [], size: [], read: [], share: [], copy: [] });
+    if (kind === "agent") this.lanes.set(id, { id, start: this.next, at: [], from: [], size: [], read: [], share: [], shift: [], copy: [] });
   }
-  read({ words: w, offsets, strings, first, length, decisions }) {
-    const { lanes, marks } = this;
+  read({ words: w, offsets, strings, first, length, decisions, shifts }) {
+    const { lanes, marks, replaced } = this;
     for (; this.next < length; this.next++) {
-      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = KIND[type];
+      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = shifts.has(this.next) ? "shift" : KIND[type];
       marks[kind]?.push(now); lane?.[kind]?.push(now);
       if (type === REGISTERED) this.begin(id, strings[w[at + 2]]);
-      else if (type === RELEASED) marks.release.push(now);
+      else if (type === RELEASED) {
+        marks.release.push(now);
+        if (w[at + 6] >= 0) replaced.push([now, id, w[at + 6]]);
+      }
       else if (type === COMMANDED) {
         const verb = strings[w[at + 3]];
         if (verb === "fail") marks.fail.push(now);

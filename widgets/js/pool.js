@@ -2,8 +2,9 @@
 
 export const WRITTEN = 1, PROMISED = 2, CACHED = 4; // a block's flags; held is refs > 0
 // By block: holders; flags; label (a string's number); slots in use, the most over its holders; how
-// often it was handed out (its generation); 1 + index of the last event that touched it.
-const ARRAYS = { refs: Uint16Array, flags: Uint8Array, label: Int32Array, fill: Uint16Array, born: Uint16Array, last: Int32Array };
+// often it was handed out (its generation); 1 + index of the last event that touched it; how many of
+// its holders have it as a fragment.
+const ARRAYS = { refs: Uint16Array, shifted: Uint16Array, flags: Uint8Array, label: Int32Array, fill: Uint16Array, born: Uint16Array, last: Int32Array };
 
 export class Pool {
   constructor(name, tier, tenant, size, count, ceiling) {
@@ -74,5 +75,5 @@ export class Pool {
     to.uneven = new Set(this.uneven);
     return to;
   }
-  bytes() { return 11 * this.high + 100; }
+  bytes() { return 13 * this.high + 100; }
 }

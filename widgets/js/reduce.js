@@ -4,102 +4,127 @@ import {
   PUBLISHED, ABORTED,
 } from "./wire.js";
 import { Pool, WRITTEN, PROMISED } from "./pool.js";
-import { need, sum } from "./state.js";
+import { clamp, need, sum } from "./state.js";
 
-const READ_ONLY = ["global", "group"];
-const ENDS = { close: "finished", fail: "failed", expire: "expired" };
-const REDUCE = [];
+const READ_ONLY = ["global", "group"], ENDS = { close: "finished", fail: "failed", expire: "expired" };
 
 // The record of `words` that begins at `at`.
 export function reduce(state, words, at) {
-  REDUCE[words[at]](state, words, at);
+  REDUCE[words[at]](state, words.subarray(at));
   state.index++;
 }
-const touch = (state, pool, block) => { pool.last[block] = state.index + 1; };
-const place = (state, words, at) => { // holder, segment, pool
-  const seq = state.own(words[at + 1]);
-  return [seq, seq.segments[words[at + 2]], state.pool(words[at + 3])];
+const each = (state, pool, blocks, change) => { // changes blocks: this event touched them last
+  for (const block of blocks) { change(block); pool.last[block] = state.index + 1; }
 };
-const reclaim = seq => { if (!seq.segments.some(s => s.blocks.length)) seq.state = "reclaimed"; };
+const place = (state, [, id, number, pool]) => { // holder, segment, pool
+  const seq = state.own(id);
+  return [seq, seq.segments[number], state.pool(pool)];
+};
+// A holder as it registers.
+export const registered = (state, [, id, kind, name, tenant, clearance, , parent, off]) => ({
+  id, kind: state.str(kind), name: state.str(name), tenant: state.str(tenant), clearance, parent, off,
+  state: "registered", number: 0, generate: 0, logits: false, wanted: 0, segments: [], epoch: state.epoch,
+});
+const bare = s => ({ ...s, ranges: s.ranges.map(r => [...r]), blocks: [], length: 0, computed: 0 });
 
-REDUCE[OPENED] = (state, words, at) => {
-  const [id, tier, tenant, size, count, ceiling] = words.subarray(at + 1, at + 7);
-  state.pools.set(id, new Pool(state.str(id), state.str(tier), state.str(tenant), size, count, ceiling));
-};
-REDUCE[REGISTERED] = (state, words, at) => {
-  const [id, kind, name, tenant, clearance, , parent, off] = words.subarray(at + 1, at + 9);
-  const seq = {
-    id, kind: state.str(kind), name: state.str(name), tenant: state.str(tenant), clearance, parent, off,
-    state: "registered", number: 0, generate: 0, logits: false, wanted: 0, segments: [],
-    epoch: state.epoch,
-  };
-  const from = state.seqs[parent];
-  if (from) { // a fork knows its parent's tokens; its blocks are mounted by Shared
-    const bare = s => ({ ...s, ranges: s.ranges.map(r => [...r]), blocks: [], length: 0, computed: 0 });
+// By type; `w` are the words from the record on, its own and later ones.
+const REDUCE = {
+  [OPENED](state, [, id, tier, tenant, size, count, ceiling]) {
+    state.pools.set(id, new Pool(state.str(id), state.str(tier), state.str(tenant), size, count, ceiling));
+  },
+  [REGISTERED](state, w) {
+    const seq = registered(state, w), from = state.seqs[seq.parent];
+    state.seqs[seq.id] = seq;
+    if (!from) return; // a fork knows its parent's tokens; its blocks are mounted by Shared
     seq.segments = from.segments.map(bare);
     seq.wanted = from.wanted;
     state.move(seq);
-  }
-  state.seqs[id] = seq;
+  },
+  [RELEASED](state, [, id, , group, , , old]) { // a new version takes the place of the one before
+    const now = state.records.get(group) || [];
+    state.records.set(group, now.includes(old) ? now.map(r => (r === old ? id : r)) : [...now, id]);
+  },
+  [SHARED](state, w) {
+    const [seq, seg, pool] = place(state, w), [, , , , length, cause, n] = w, blocks = w.subarray(7, 7 + n);
+    each(state, pool, blocks, block => { pool.share(block); pool.shifted[block] += seg.fragment; });
+    state.mount(seq, seg, blocks, length, true);
+    state.move(seq);
+    if (state.str(cause) === "hit") { state.hits += n; state.asked += n; state.shifted += n * seg.fragment; }
+  },
+  [ALLOCATED](state, w) {
+    const [seq, seg, pool] = place(state, w), n = w[5], blocks = w.subarray(6, 6 + n).map(word => word >> 1);
+    each(state, pool, blocks, block => pool.take(block, seg.label));
+    blocks.forEach((block, i) => { if (w[6 + i] & 1) pool.flags[block] |= PROMISED; });
+    state.mount(seq, seg, blocks, w[4], false);
+    state.asked += n;
+  },
+  [COPIED](state, w) {
+    const [, , , index, from, src, to, dst, slots] = w, [seq, seg] = place(state, w), source = state.pool(from), pool = state.pool(to);
+    each(state, pool, [dst], () => pool.take(dst, seg.label));
+    each(state, source, [src], () => {});
+    if (index === seg.blocks.length) state.mount(seq, seg, [dst], index * seg.size + slots, true);
+    else {
+      seg.blocks[index] = dst;
+      source.release(src, false);
+      state.fill(seg, index * seg.size, Math.min(seg.length, (index + 1) * seg.size));
+      if (source.uneven.has(src)) state.refit(source, src);
+    }
+    state.move(seq);
+    state.asked++;
+  },
+  [EVICTED](state, w) {
+    const pool = state.pool(w[1]);
+    each(state, pool, w.subarray(4, 4 + w[3]), block => pool.evict(block));
+  },
+  [FREED]: (state, w) => letGo(state, w, w[6], w.subarray(8, 8 + w[7])),
+  [ABORTED]: (state, w) => letGo(state, w, 0, w.subarray(7, 7 + w[6])),
+  [PUBLISHED](state, w) {
+    const { flags } = state.pool(w[3]);
+    each(state, state.pool(w[3]), w.subarray(6, 6 + w[5]), block => { flags[block] = (flags[block] | WRITTEN) & ~PROMISED; });
+  },
+  [STEPPED](state, w) {
+    let offset = w[2];
+    for (let k = 0, p = 4; k < w[3]; k++, p += 4) {
+      const seq = state.own(w[p]), sampled = w[p + 2], done = w[p + 3];
+      wrote(state, seq, w[p + 1]);
+      if (sampled) {
+        extend(seq.segments.at(-1), offset, sampled);
+        seq.generate = done ? 0 : seq.generate - sampled;
+        offset += sampled;
+      } else if (done) seq.logits = false;
+      state.move(seq);
+    }
+    state.step = w[1];
+  },
+  [COMMANDED](state, w) {
+    const [, id, number, word, , , , , , count, , cause] = w, seq = state.own(id), verb = state.str(word);
+    seq.number = number;
+    if (ENDS[verb]) {
+      seq.generate = 0; seq.logits = false;
+      if (seq.kind === "agent") state.alone -= sum(seq.segments, s => need(s, s.length));
+      seq.state = ENDS[verb]; seq.cause = cause;
+      reclaim(seq);
+      return;
+    }
+    if (verb === "append" || verb === "write") append(state, w, seq);
+    else if (verb === "detach") detach(state, w, seq, count);
+    else if (verb === "rollback") rollback(state, seq, count);
+    if (verb === "write" || verb === "rollback" || verb === "stop") {
+      seq.generate = verb === "write" ? count : 0;
+      seq.logits = false;
+    } else if (verb === "logits") seq.logits = true;
+    state.move(seq);
+  },
 };
-REDUCE[RELEASED] = (state, words, at) => {
-  const [, id, , group, , , old] = words.subarray(at, at + 7), now = state.records.get(group) || [];
-  const replaced = now.includes(old); // a new version takes the place of the one before
-  state.records.set(group, replaced ? now.map(r => (r === old ? id : r)) : [...now, id]);
-};
-REDUCE[SHARED] = (state, words, at) => {
-  const [seq, seg, pool] = place(state, words, at), n = words[at + 6];
-  const blocks = words.subarray(at + 7, at + 7 + n);
-  for (const block of blocks) { pool.share(block); touch(state, pool, block); }
-  state.mount(seq, seg, blocks, words[at + 4], true);
-  state.move(seq);
-  if (state.str(words[at + 5]) === "hit") { state.hits += n; state.asked += n; }
-};
-REDUCE[ALLOCATED] = (state, words, at) => {
-  const [seq, seg, pool] = place(state, words, at), n = words[at + 5], blocks = new Array(n);
-  for (let i = 0; i < n; i++) {
-    const word = words[at + 6 + i], block = blocks[i] = word >> 1;
-    pool.take(block, seg.label);
-    if (word & 1) pool.flags[block] |= PROMISED;
-    touch(state, pool, block);
-  }
-  state.mount(seq, seg, blocks, words[at + 4], false);
-  state.asked += n;
-};
-REDUCE[COPIED] = (state, words, at) => {
-  const [, , , index, from, src, to, dst, slots] = words.subarray(at, at + 9);
-  const [seq, seg] = place(state, words, at), source = state.pool(from), pool = state.pool(to);
-  pool.take(dst, seg.label);
-  touch(state, source, src); touch(state, pool, dst);
-  if (index === seg.blocks.length) state.mount(seq, seg, [dst], index * seg.size + slots, true);
-  else {
-    seg.blocks[index] = dst;
-    source.release(src, false);
-    state.fill(seg, index * seg.size, Math.min(seg.length, (index + 1) * seg.size));
-    if (source.uneven.has(src)) state.refit(source, src);
-  }
-  state.move(seq);
-  state.asked++;
-};
-REDUCE[EVICTED] = (state, words, at) => {
-  const pool = state.pool(words[at + 1]);
-  for (const block of words.subarray(at + 4, at + 4 + words[at + 3])) {
-    pool.evict(block);
-    touch(state, pool, block);
-  }
-};
-REDUCE[FREED] = (state, words, at) => letGo(state, words, at, words[at + 6], at + 8, words[at + 7]);
-REDUCE[ABORTED] = (state, words, at) => letGo(state, words, at, 0, at + 7, words[at + 6]);
-function letGo(state, words, at, forget, from, n) {
-  const [seq, seg, pool] = place(state, words, at), idle = !state.busy(seq);
-  for (const block of words.subarray(from, from + n)) {
-    pool.release(block, forget);
-    touch(state, pool, block);
-  }
+
+function reclaim(seq) { if (!seq.segments.some(s => s.blocks.length)) seq.state = "reclaimed"; }
+function letGo(state, w, forget, blocks) {
+  const [seq, seg, pool] = place(state, w), idle = !state.busy(seq), n = blocks.length;
+  each(state, pool, blocks, block => { pool.release(block, forget); pool.shifted[block] -= seg.fragment; });
   const gone = seg.blocks.splice(seg.blocks.length - n, n);
-  state.length(seq, seg, words[at + 4]);
+  state.length(seq, seg, w[4]);
   seg.computed = Math.min(seg.computed, seg.length);
-  if (pool.uneven.size) for (const block of gone) if (pool.uneven.has(block)) state.refit(pool, block);
+  for (const block of gone) if (pool.uneven.has(block)) state.refit(pool, block);
   const last = need(seg, seg.length) - 1, block = seg.blocks[last];
   if (last >= 0 && seg.length - last * seg.size < pool.fill[block]) { // a cut goes through it
     if (pool.refs[block] > 1) pool.uneven.add(block);
@@ -110,31 +135,9 @@ function letGo(state, words, at, forget, from, n) {
   state.trim(seq);
   state.move(seq);
 }
-REDUCE[PUBLISHED] = (state, words, at) => {
-  const pool = state.pool(words[at + 3]);
-  for (const block of words.subarray(at + 6, at + 6 + words[at + 5])) {
-    pool.flags[block] = (pool.flags[block] | WRITTEN) & ~PROMISED;
-    touch(state, pool, block);
-  }
-};
-REDUCE[STEPPED] = (state, words, at) => {
-  let offset = words[at + 2];
-  for (let k = 0, p = at + 4; k < words[at + 3]; k++, p += 4) {
-    const seq = state.own(words[p]), sampled = words[p + 2], done = words[p + 3];
-    wrote(state, seq, words[p + 1]);
-    if (sampled) {
-      extend(seq.segments[seq.segments.length - 1], offset, sampled);
-      seq.generate = done ? 0 : seq.generate - sampled;
-      offset += sampled;
-    } else if (done) seq.logits = false;
-    state.move(seq);
-  }
-  state.step = words[at + 1];
-};
 function wrote(state, seq, count) { // the next `count` slots have their KV
   for (const seg of seq.segments) {
-    const room = Math.min(seg.count, seg.blocks.length * seg.size) - seg.computed;
-    const step = Math.min(count, room), from = seg.computed;
+    const from = seg.computed, step = Math.min(count, seg.count - from, seg.blocks.length * seg.size - from);
     if (step <= 0) continue;
     seg.computed += step;
     if (seg.computed > seg.length) state.length(seq, seg, seg.computed);
@@ -142,78 +145,55 @@ function wrote(state, seq, count) { // the next `count` slots have their KV
     count -= step;
   }
 }
-REDUCE[COMMANDED] = (state, words, at) => {
-  const [, id, number, word, , , , , , count, , cause] = words.subarray(at, at + 12);
-  const seq = state.own(id), verb = state.str(word);
-  seq.number = number;
-  if (ENDS[verb]) {
-    seq.generate = 0; seq.logits = false;
-    if (seq.kind === "agent") state.alone -= sum(seq.segments, s => need(s, s.length));
-    seq.state = ENDS[verb]; seq.cause = cause;
-    reclaim(seq);
-    return;
-  }
-  if (verb === "append" || verb === "write") append(state, words, at, seq);
-  else if (verb === "detach") detach(state, words, at, seq, count);
-  else if (verb === "rollback") rollback(state, seq, count);
-  if (verb === "write" || verb === "rollback" || verb === "stop") {
-    seq.generate = verb === "write" ? count : 0;
-    seq.logits = false;
-  } else if (verb === "logits") seq.logits = true;
-  state.move(seq);
-};
-function append(state, words, at, seq) {
-  const [tierId, label, pool, offset, n, , flags] = words.subarray(at + 4, at + 11);
-  const tier = state.str(tierId), indexed = !!(flags & 4), seal = flags & 1;
-  let last = seq.segments[seq.segments.length - 1];
-  const same = last?.pool === pool && last.tier === tier && last.label === label && last.indexed === indexed;
+function append(state, w, seq) {
+  const [, , , , tier, label, pool, offset, n, , flags] = w;
+  let last = seq.segments.at(-1);
+  const same = last?.pool === pool && last.tier === state.str(tier) && last.label === label && last.indexed === !!(flags & 4);
   if (!same || !last.open || flags & 3) { // sealed or fresh text is a segment of its own
-    const first = state.numTokens(seq);
     if (last) last.open = false;
-    last = segment(state, words, at, first);
+    last = segment(state, w, state.numTokens(seq));
     seq.segments.push(last);
   }
   if (n) extend(last, offset, n);
-  last.open = !seal;
+  last.open = !(flags & 1);
   if (n) seq.wanted = state.numTokens(seq);
 }
-function segment(state, words, at, first) { // an empty one, as the command at `at` places it
-  const [tier, label, pool, , , , flags, , source, piece, encoded] = words.subarray(at + 4, at + 15);
+// An empty one, as a command places it.
+function segment(state, [, , , , tier, label, pool, , , , flags, , source, piece, encoded], first) {
   return {
     pool, tier: state.str(tier), label, size: state.pool(pool).size, first, source,
     encoded: piece < 0 ? first : encoded, fragment: piece >= 0, open: true, indexed: !!(flags & 4),
     ranges: [], count: 0, blocks: [], length: 0, computed: 0,
   };
 }
-function detach(state, words, at, seq, number) { // the rest of a fragment is the holder's own
-  const old = seq.segments[number], kept = old.computed;
-  const own = { ...segment(state, words, at, old.first + kept), open: false, source: old.source };
+function detach(state, w, seq, number) { // the rest of a fragment is the holder's own
+  const old = seq.segments[number], kept = old.computed, own = { ...segment(state, w, old.first + kept), open: false, source: old.source };
   let skip = kept;
   for (const [offset, n] of old.ranges) {
     const from = Math.min(skip, n); // a keyframe's tokens have negative offsets
     if (n > from) extend(own, offset < 0 ? offset - from : offset + from, n - from);
     skip -= from;
   }
-  cut(old, kept);
+  shorten(old, kept);
   seq.segments.splice(number, 1, ...(kept ? [old, own] : [own]));
 }
-function cut(seg, keep) { // its first `keep` tokens stay
+function shorten(seg, keep) { // its first `keep` tokens stay
   let left = keep;
   for (const range of seg.ranges) { range[1] = Math.min(range[1], left); left -= range[1]; }
   seg.ranges = seg.ranges.filter(range => range[1]);
   seg.count = keep;
 }
 function extend(seg, offset, n) { // tokens are ranges of the log's token table
-  const last = seg.ranges[seg.ranges.length - 1];
+  const last = seg.ranges.at(-1);
   if (last && last[0] + last[1] === offset) last[1] += n;
   else seg.ranges.push([offset, n]);
   seg.count += n;
 }
 function rollback(state, seq, count) {
   for (const seg of seq.segments) {
-    const keep = Math.max(0, Math.min(seg.count, count - seg.first));
+    const keep = clamp(count - seg.first, 0, seg.count);
     if (keep === seg.count) continue;
-    cut(seg, keep);
+    shorten(seg, keep);
     seg.open = !READ_ONLY.includes(seg.tier) && !seg.fragment;
     const index = Math.floor(keep / seg.size);
     if (keep % seg.size && index < seg.blocks.length)

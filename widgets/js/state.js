@@ -4,15 +4,16 @@
 const LIVE = ["registered", "prefilling", "ready", "decoding"];
 
 export const need = (seg, length) => Math.ceil(length / seg.size); // blocks
+// "+87": where a fragment's reader has it, less where it was encoded; "" in its own place.
+export const shiftOf = seg => (seg.fragment ? `${seg.first < seg.encoded ? "" : "+"}${seg.first - seg.encoded}` : "");
+export const clamp = (x, lo, hi) => Math.max(lo, Math.min(x, hi));
 export const sum = (list, f) => { let n = 0; for (const x of list) n += f(x); return n; };
 
 export class State {
-  constructor(strings) {
-    this.strings = strings; // the log's, which only grows
-    this.pools = new Map(); this.seqs = []; this.records = new Map();
-    this.step = 0; this.index = 0; this.epoch = {};
-    this.alone = this.hits = this.asked = 0;
-  }
+  pools = new Map(); seqs = []; records = new Map();
+  step = 0; index = 0; epoch = {};
+  alone = 0; hits = 0; asked = 0; shifted = 0;
+  constructor(strings) { this.strings = strings; } // the log's, which only grows
   copy(old = null) { // null: a keyframe, to be kept; `old`: a state that is thrown away for this one
     const to = Object.assign(Object.create(State.prototype), this);
     to.pools = new Map([...this.pools].map(([k, p]) => [k, p.copy(old && old.pools.get(k))]));
@@ -47,7 +48,7 @@ export class State {
   }
   trim(seq) { // last segments that have neither tokens nor blocks, unless text is to come
     while (seq.segments.length && !seq.generate) {
-      const last = seq.segments[seq.segments.length - 1];
+      const last = seq.segments.at(-1);
       if (last.count || last.blocks.length) break;
       seq.segments.pop();
     }
@@ -81,14 +82,14 @@ export class State {
     if (most !== pool.fill[block]) pool.filled(block, most);
   }
   // What charts sum up, one row a step: index, step; blocks held, cached, free; blocks that the live
-  // agents would hold each alone; unused slots; holes; stranded; blocks found; blocks looked for.
+  // agents would hold each alone; unused slots; holes; stranded; blocks found; blocks looked for; of
+  // those found, those at a shift.
   row() {
-    const pools = [...this.pools.values()], free = sum(pools, p => p.free);
-    const full = pools.some(p => p.held === p.count);
+    const pools = [...this.pools.values()], free = sum(pools, p => p.free), full = pools.some(p => p.held === p.count);
     return [
       this.index, this.step, sum(pools, p => p.held), sum(pools, p => p.cached), free, this.alone,
       sum(pools, p => p.held * p.size - p.used), sum(pools, p => p.gaps), full ? free : 0,
-      this.hits, this.asked,
+      this.hits, this.asked, this.shifted,
     ];
   }
 }

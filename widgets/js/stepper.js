@@ -4,6 +4,7 @@ import { el, runs } from "./hub.js";
 import { mib, labOpen } from "./units.js";
 
 const STEP_CHECKS = "content written namespace label position gate room".split(" ").map(key => ({ key }));
+const STEP_SHIFT = "shared at a shift"; // an outcome
 
 // New children for a box; what had the focus or was open there stays so.
 export function stepPut(box, ...kids) {
@@ -34,14 +35,14 @@ export function stepSaid(hub, text) {
 }
 // An event of the log, or of a plan that never was, in one line.
 const stepTell = (hub, { name, type: kind = name, src_pool, src, pool_id, dst, blocks = [], cause }) => {
-  const word = (part, key) => (hub.strings[part + key] ? hub.t(part + key) : key);
+  const word = (part, key) => hub.word(part + key, key);
   const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
   const what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
   return `${word("step_e_", kind)} ${what}` + (cause ? ` · ${word("detail_w_", cause)}` : "");
 };
 
 export function stepper(root, hub) {
-  const { fold } = hub, t = (key, ...args) => hub.t(`step_${key}`, ...args), word = key => t(`o_${key}`);
+  const { fold } = hub, t = hub.words("step"), word = key => t(`o_${key}`);
   const box = (name, ...kids) => el("div", { class: name }, ...kids), p = (name, ...kids) => el("p", { class: name }, ...kids);
   const button = (key, onclick, label, more) => el("button", { "data-k": key, onclick, ...more }, ...[label].flat());
   const choice = name => el("select", { "aria-label": t(name), name }), asWas = v => v || t("as_was");
@@ -56,7 +57,7 @@ export function stepper(root, hub) {
   const brk = button("", () => { brk.ariaPressed = breaking = !breaking; mark = hub.cursor; seen = fold.decisions.length; }, t("break"), { "aria-pressed": "false" });
   const body = box("", head, main, list, after, el("details", {}, el("summary", {}, t("whatif")), box("s-row", ...query.map(s => el("label", {}, `${s.ariaLabel} `, s)), button("", replan, t("replan"))), plans));
   let shown, part = 0, check = 0, last, lates = new Set(), breaking = false, mark, seen, named, timer;
-  fill(kind, ["any", "copied", "shared", "computed", "deferred", "refused", "no room"], word);
+  fill(kind, ["any", "copied", "shared", STEP_SHIFT, "computed", "deferred", "refused", "no room"], word);
   fill(query[0], ["", "independent", "global", "inms"], asWas); fill(query[1], ["", 8, 16, 32, 64, 256], asWas);
   root.append(title, body, box("s-row", t("stop_at"), button("", () => go(-1), t("first")), button("", () => go(shown?.number), t("next")), kind, t("of"), who, brk, pause && el("label", {}, pause, t("pause"))), said);
 
@@ -105,6 +106,7 @@ export function stepper(root, hub) {
     move(check + way);
   };
   dash.addEventListener("keydown", keys);
+  hub.said = text => stepSaid(hub, text); // for parts that tell events
   const off = [hub.on("received", watch), hub.on("seek", watch)];
 
   const told = () => fold.explained.get(shown.number);
@@ -119,8 +121,13 @@ export function stepper(root, hub) {
     const from = q.segment < 0 ? seg.computed : q.first_block * seg.size, most = Math.min(seg.count - from, q.num_tokens || q.num_blocks * seg.size || seg.count);
     return most > 0 && el("p", { class: "s-text", lang: "" }, ...stepText(fold.textOf(fold.tokensOf(seg, from, Math.min(80, most)))), most > 80 ? el("i", {}, ` … ${t("more_tokens", most - 80)}`) : "");
   }
+  function fragment(seq, { segment, first_block: first, outcome, checks }) { // where it was encoded, whose it is, what it costs
+    const seg = seq?.segments.at(segment), own = fold.end.seqs[seg?.source], at = first * seg?.size;
+    if (outcome !== STEP_SHIFT || !seg?.fragment) return [];
+    return [p("", t("fragment", hub.nameOf(seg.source), own ? hub.t(`detail_w_${own.kind}`) : "", seg.encoded + at, seg.first + at)), checks && p("", stepSaid(hub, checks[5].why))];
+  }
   function line({ key, verdict, why, shadow, dropped = [], function: name }, i) {
-    const now = check === i + 1, hid = !verdict || check && i >= check, code = el("pre", { tabindex: 0 }), sources = fold.about.sources ||= {}, put = source => { code.textContent = sources[i + 1] = source || t("no_code"); };
+    const now = check === i + 1, hid = !verdict || check && i >= check, code = el("pre", { tabindex: 0 }), sources = fold.about.sources ||= {}, put = source => { code.textContent = sources[i + 1] = source; };
     return el("li", { "data-v": hid ? "" : verdict }, button(`c${i}`, () => move(now ? 0 : i + 1), [el("b", {}, i + 1), el("span", {}, hub.t(`check_${key}`)), el("b", {}, hid ? "" : t(`v_${verdict}`))], { "aria-current": now && "step", "aria-expanded": `${now}`, tabindex: now || !check && !i ? 0 : -1 }),
       ...(hid ? [] : [why && (verdict === "no" ? !now || !dropped[0] : now) && p("", stepSaid(hub, why)), shadow && p("s-shadow", t("shadow")),
         now && dropped[0] && el("ul", { "aria-label": t("dropped") }, ...dropped.slice(0, 12).map(({ pool_id: pool, block, refused, why }) => el("li", {}, button(pool + block, () => hub.setPin({ pool, block }), `${refused ? "◌" : "✕"} ${pool}:${block}`, { title: t("pin") }), ` ${stepSaid(hub, why)}`)), dropped[12] ? `… (${dropped.length})` : ""),
@@ -138,7 +145,7 @@ export function stepper(root, hub) {
     const ps = parts(), q = ps[part], cs = q.checks, step = way => button(way, () => hub.selectDecision(d.number + way), t(way), { disabled: !fold.decisions[d.number + way] });
     const turn = (way, sign) => button(sign, () => move(check + way), sign, { "aria-label": t(`turn${way}`) });
     stepPut(head, step(-1), step(1), turn(-1, "▲"), turn(1, "▼"), el("span", { class: "inms-dim" }, check ? t("check_of", check) : t("keys")));
-    stepPut(main, box("s-row", ...ps.map((x, i) => button(`p${i}`, () => { part = i; check = 0; hub.change(); }, [el("strong", {}, word(x.outcome)), where(x)], { class: "s-part", "data-o": x.outcome, "aria-pressed": `${i === part}` }))), q.reason && p("", stepSaid(hub, q.reason)), text(state.seqs[d.seq], q));
+    stepPut(main, box("s-row", ...ps.map((x, i) => button(`p${i}`, () => { part = i; check = 0; hub.change(); }, [el("strong", {}, word(x.outcome)), where(x)], { class: "s-part", "data-o": x.outcome, "aria-pressed": `${i === part}` }))), q.reason && p("", stepSaid(hub, q.reason)), ...fragment(state.seqs[d.seq], q), text(state.seqs[d.seq], q));
     stepPut(list, (cs || STEP_CHECKS).map(line), !cs && el("li", { role: "status" }, d.wait || absent()));
     for (let i = d.at; i < d.stop; i++) {
       const e = fold.event(i);

@@ -27,8 +27,9 @@ export function table(root, hub) {
     const all = state.seqs.filter(q => q && q.state !== "reclaimed");
     holders(all.slice(0, TABLE_MOST).map(q => {
       const blocks = q.segments.flatMap(s => s.blocks.map(b => state.pool(s.pool).refs[b]));
+      const shifted = q.segments.reduce((n, s) => n + s.blocks.length * s.fragment, 0);
       const labels = new Set(q.segments.map(s => state.str(s.label).replaceAll("\n", " + ") || t("public")));
-      return [hub.nameOf(q.id), t(q.kind), t(q.state), state.numTokens(q), blocks.length, blocks.filter(refs => refs > 1).length, [...labels].join(", ")];
+      return [hub.nameOf(q.id), t(q.kind), t(q.state), state.numTokens(q), blocks.length, blocks.filter(refs => refs > 1).length, shifted, [...labels].join(", ")];
     }));
     barSet(more, all.length > TABLE_MOST ? t("more", n(all.length - TABLE_MOST)) : "");
   };
@@ -37,13 +38,13 @@ export function table(root, hub) {
   const tell = () => {
     teller = 0;
     if (hub.mode !== "follow") return;
-    const count = { [SHARED]: 0, [COPIED]: 0, [EVICTED]: 0 }, where = { [SHARED]: 6, [EVICTED]: 3 };
+    const count = { shift: 0, [SHARED]: 0, [COPIED]: 0, [EVICTED]: 0 }, where = { [SHARED]: 6, [EVICTED]: 3 };
     for (let i = Math.max(told, fold.first); i < fold.length; i++) {
       const type = fold.type(i);
-      if (type in count) count[type] += where[type] ? fold.words[fold.offsets[i - fold.first] + where[type]] : 1;
+      if (type in count) count[fold.shifts.has(i) ? "shift" : type] += where[type] ? fold.words[fold.place(i) + where[type]] : 1;
     }
     told = fold.length; toldAt = Date.now();
-    hub.say(t("line", ...[fold.end.step, fold.end.row()[2], count[SHARED], count[COPIED], count[EVICTED]].map(n)));
+    hub.say(t("line", ...[fold.end.step, fold.end.row()[2], count[SHARED], count[COPIED], count[EVICTED], count.shift].map(n)));
   };
   return {
     draw(state) {

@@ -1,6 +1,7 @@
 // A scrubber, a lane for each agent, and memory over the log; all over one axis: events.
 import { el, sharp, fit } from "./hub.js";
 import { mib } from "./units.js";
+import { clamp } from "./state.js";
 import { TIME_ENDS, TimeIndex, timeFind } from "./moments.js";
 import { BAR_GLYPHS, barWords, barSet, barButton } from "./bar.js";
 
@@ -9,9 +10,9 @@ const TIME_LANES = 8; // seen at once; the rest by scrolling
 const TIME_CHARTS = [
   ["memory", 7, ["held", r => r[2], "area"], ["cached", r => r[3], "thin"], ["alone", r => r[5], "dash"]],
   ["waste", 4, ["unused", (r, size) => 100 * r[6] / (r[2] * size), "", 6], ["holes", (r, _, room) => 100 * r[7] / room, "dash", 7], ["stranded", (r, _, room) => 100 * r[8] / room, "dot", 8]],
-  ["reuse", 3, ["hits", r => 100 * r[9] / r[10], "", 9, 10]],
+  ["reuse", 3, ["hits", r => 100 * r[9] / r[10], "", 9, 10], ["shifted", r => 100 * r[11] / r[10], "dash", 11]],
 ];
-const TIME_ABOUT = ["alone", "cached", "unused", "holes", "stranded", "hits"];
+const TIME_ABOUT = ["alone", "cached", "unused", "holes", "stranded", "hits", "shifted"];
 // Paints list[i..j) once for each column of so many pixels: the cost is the width's, not the log's.
 function timeEach(list, view, pixels, paint) {
   for (let j, i = timeFind(list, view.from); list[i] <= view.to; i = j) {
@@ -27,11 +28,11 @@ export function timeline(root, hub) {
   const css = getComputedStyle(root), colours = {}, colour = name => (colours[name] ||= css.getPropertyValue(`--${name}`));
   const canvas = () => el("canvas", { "aria-hidden": "true" });
   const dim = text => el("span", { class: "inms-dim" }, text);
-  const over = canvas(), strip = canvas(), lanes = canvas(), room = el("div"), head = el("i"), more = dim(), seen = dim(), empty = dim(t("empty"));
+  const over = canvas(), strip = canvas(), lanes = canvas(), room = el("div"), head = el("i"), more = dim(), old = dim(), seen = dim(), empty = dim(t("empty"));
   const range = el("input", { type: "range", "aria-label": t("scrubber"), oninput: () => hub.seek(+range.value) });
   const list = el("div", { class: "inms-time-list", tabindex: 0, role: "spinbutton", "aria-label": t("agents"), "aria-valuemin": 0 }, lanes, room);
   const charts = TIME_CHARTS.map(([name, high, ...lines]) => ({ name, high: high * size, lines, words: el("p"), canvas: canvas() }));
-  const box = el("div", { class: "inms-time-box" }, over, range, strip, list, more, ...charts.flatMap(c => [c.words, c.canvas]), head, empty);
+  const box = el("div", { class: "inms-time-box" }, over, range, strip, old, list, more, ...charts.flatMap(c => [c.words, c.canvas]), head, empty);
   root.append(el("h3", {}, t("title"), seen, ...[["out", 2], ["in", 0.5], ["all", 1e9]].map(([key, f]) => barButton(t(key), () => scale(f)))), box);
   const about = key => { // what a number means, to those who ask
     const title = TIME_ABOUT.includes(key) ? t(`about_${key}`) : null;
@@ -41,7 +42,7 @@ export function timeline(root, hub) {
   const stops = [...box.querySelectorAll("canvas")].map(c => sharp(c, again));
 
   // The window always holds the playhead.
-  const total = () => Math.max(1, fold.length - fold.first), clamp = (x, lo, hi) => Math.max(lo, Math.min(x, hi));
+  const total = () => Math.max(1, fold.length - fold.first);
   const scale = factor => { // around the playhead
     const now = span || total(), to = Math.max(16, now * factor);
     from = hub.cursor - (hub.cursor - from) * to / now;
@@ -109,15 +110,15 @@ export function timeline(root, hub) {
     return { c, rect, text };
   };
   const drawStrip = width => {
-    const { rect, text } = open(strip, width, row * 7 + 2);
+    const marks = Object.entries(index.marks), { rect, text } = open(strip, width, row * (1 + marks.length) + 2);
     const rough = (view.to - view.from) * size * 8 / (view.end - left), ten = 10 ** Math.floor(Math.log10(rough));
     const tick = Math.max(1, ten * [1, 2, 5, 10].find(f => f * ten >= rough));
     text(t("events"), 0, row / 2, "dim");
     for (let i = Math.ceil(view.from / tick) * tick; i <= view.to; i += tick) {
-      rect("line", view.x(i), row, 1, row * 6);
+      rect("line", view.x(i), row, 1, row * marks.length);
       text(n(i), Math.min(view.x(i), view.end - size * 2), row / 2, "dim", "center");
     }
-    Object.entries(index.marks).forEach(([kind, moments], r) => {
+    marks.forEach(([kind, moments], r) => {
       const y = row * (r + 1.5);
       text(`${BAR_GLYPHS[kind]} ${t(kind)}`, 0, y, moments.length ? "text" : "dim");
       text(n(timeFind(moments, hub.cursor + 1)), left - 8, y, "dim", "right");
@@ -143,7 +144,7 @@ export function timeline(root, hub) {
         rect(most > 1 ? "prefill" : "decode", to - wide, base - up, Math.max(1, wide - (wide > 4)), up);
       });
       timeEach(l.read, view, 2, x => rect("strong", x, y + 2, 1, tall - 4));
-      for (const kind of ["share", "copy"]) timeEach(l[kind], view, size / 2, x => text(BAR_GLYPHS[kind], x, y + tall / 2 - 2, kind, "center"));
+      for (const kind of ["share", "shift", "copy"]) timeEach(l[kind], view, size / 2, x => text(BAR_GLYPHS[kind], x, y + tall / 2 - 2, kind, "center"));
       if (l.end <= view.to) text(TIME_ENDS[l.how], Math.min(end + 2, view.end), y + tall / 2, l.how === "fail" ? "fail" : "text");
     });
   };
@@ -168,6 +169,12 @@ export function timeline(root, hub) {
       c.globalAlpha = { area: 0.35, thin: 0.2 }[how] || 0; c.fill(); c.globalAlpha = 1;
     });
   };
+
+  // Records that hold no longer, the last three of them, and who has them in a context all the same.
+  const superseded = state => index.replaced.filter(([at]) => at <= hub.cursor).slice(-3).map(([, now, id]) => {
+    const readers = state.seqs.filter(q => q && state.live(q) && q.segments.some(s => s.source === id)).map(q => hub.nameOf(q.id));
+    return t(readers[0] ? "still_read" : "replaced", hub.nameOf(now), hub.nameOf(id), readers.slice(0, 6).join(", ") + (readers[6] ? " …" : ""));
+  }).join(" · ");
 
   return {
     pace: 100, // milliseconds between two pictures while the log only grows
@@ -197,6 +204,7 @@ export function timeline(root, hub) {
         c.globalAlpha = span ? 0.8 : 0.3; rect("accent", left + (from - fold.first) * k, 2, Math.max(3, (view.to - from) * k), 10);
         if (some) charts.forEach((chart, i) => plot(chart, width, valueOf, texts[i], [1, 5, 100][i]));
       }
+      barSet(old, superseded(state));
       const moment = `${cursor} ${span}`;
       if (was !== moment) { // its agents are in sight
         was = moment;
@@ -210,7 +218,7 @@ export function timeline(root, hub) {
         Object.assign(list, { ariaValueMax: shown.length, ariaValueNow: 1 + shown.findIndex(l => l.id === hub.agent), ariaValueText: hub.agent === null ? t("none") : hub.nameOf(hub.agent) });
       }
       if (some) charts.forEach(({ name, lines, words }, i) => {
-        const parts = [["title", t(name), i > 1 && "hits"], ...lines.map(line => [line[0], t(line[0], texts[i](valueOf(line, now)), ...line.slice(3).map(k => n(now[k])))])];
+        const parts = [["title", t(name), i > 1 && "hits"], ...lines.filter(([key]) => key !== "shifted" || now[11]).map(line => [line[0], t(line[0], texts[i](valueOf(line, now)), ...line.slice(3).map(k => n(now[k])))])];
         if (!i) {
           const [, , held, , , alone] = now;
           if (alone) parts.push(held > alone ? ["extra", t("extra", percent(100 * held / alone - 100))] : ["saved", t("saved", percent(100 - 100 * held / alone))]);

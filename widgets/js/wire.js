@@ -1,15 +1,28 @@
 // Reads what wire.py writes: events as int32 words, strings and labels as numbers in a table.
 
-export const NAMES = [
-  "PoolOpened", "Registered", "Commanded", "Released", "Shared", "Allocated", "Copied",
-  "Evicted", "Freed", "Stepped", "Published", "Aborted",
-];
+const TABLE = "seq_id segment $pool_id length"; // what most say of a holder's table
+// A record's fields behind its type: $ is a string's number, @ a label's.
+const FIELDS = {
+  PoolOpened: "$pool_id $tier $tenant block_size num_blocks @label",
+  Registered: "seq_id $kind $called $tenant @clearance $namespace parent_id @off",
+  Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause source piece encoded",
+  Released: "seq_id $by $group offset length replaces",
+  Shared: `${TABLE} $cause`,
+  Allocated: TABLE,
+  Copied: "seq_id segment index $src_pool src $pool_id dst num_slots",
+  Evicted: "$pool_id $cause",
+  Freed: `${TABLE} $cause forget`,
+  Stepped: "step offset",
+  Published: "seq_id segment $pool_id first",
+  Aborted: `${TABLE} $cause`,
+};
+export const NAMES = Object.keys(FIELDS);
 export const [OPENED, REGISTERED, COMMANDED, RELEASED, SHARED, ALLOCATED, COPIED, EVICTED, FREED,
-  STEPPED, PUBLISHED, ABORTED, K_POOL, K_HOLDER, K_SEGMENT, K_BOOKS] = Array(16).keys();
+  STEPPED, PUBLISHED, ABORTED, K_POOL, K_HOLDER, K_SEGMENT] = Array(15).keys();
 
-// Words of a record's fixed part, its type included; the last of them may count what follows.
-const FIXED = [7, 9, 15, 7, 7, 6, 9, 4, 8, 4, 6, 7];
-const EACH = [0, 0, 0, 0, 1, 1, 0, 2, 1, 4, 5, 1]; // words for each that follows
+const EACH = [0, 0, 0, 0, 1, 1, 0, 2, 1, 4, 5, 1]; // words for each that follows the fixed part
+// Words of the fixed part, its type included; the last of them counts what follows.
+const FIXED = NAMES.map((name, i) => FIELDS[name].split(" ").length + (EACH[i] ? 2 : 1));
 
 export function sizeOf(words, at) {
   const type = words[at], fixed = FIXED[type];
@@ -27,21 +40,6 @@ export function blocksOf(words, at) {
 export const poolAt = type =>
   type === OPENED || type === EVICTED ? 1 : type === COMMANDED || type === COPIED ? 6 : 3;
 
-const FIELDS = {
-  PoolOpened: "$pool_id $tier $tenant block_size num_blocks @label",
-  Registered: "seq_id $kind $called $tenant @clearance $namespace parent_id @off",
-  Commanded: "seq_id number $verb $tier @label $pool_id offset length count flags $cause source piece encoded",
-  Released: "seq_id $by $group offset length replaces",
-  Shared: "seq_id segment $pool_id length $cause",
-  Allocated: "seq_id segment $pool_id length",
-  Copied: "seq_id segment index $src_pool src $pool_id dst num_slots",
-  Evicted: "$pool_id $cause",
-  Freed: "seq_id segment $pool_id length $cause forget",
-  Stepped: "step offset",
-  Published: "seq_id segment $pool_id first",
-  Aborted: "seq_id segment $pool_id length $cause",
-};
-
 // An event as an object with the names of events.py, but `name` is its own and a holder is `called`;
 // labels are arrays of principals.
 export function decode(words, at, strings) {
@@ -49,7 +47,7 @@ export function decode(words, at, strings) {
   FIELDS[name].split(" ").forEach((field, i) => {
     const word = words[at + 1 + i], plain = field.replace(/^[$@]/, "");
     if (field[0] === "$") out[plain] = strings[word];
-    else if (field[0] === "@") out[plain] = label(strings, word);
+    else if (field[0] === "@") out[plain] = strings[word] ? strings[word].split("\n") : [];
     else out[plain] = word;
   });
   const [from, count, shift] = blocksOf(words, at);
@@ -64,8 +62,6 @@ export function decode(words, at, strings) {
   }
   return out;
 }
-
-export const label = (strings, id) => (strings[id] ? strings[id].split("\n") : []);
 
 // Four words as the 32 hex digits of a key.
 export function hex(words, at) {
