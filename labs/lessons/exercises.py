@@ -60,6 +60,7 @@ EXERCISES = {
         Exercise("decide", "03", 15, "medium", "deciding:decide"),
         Exercise("dropped", "03", 10, "medium", "deciding:dropped"),
         Exercise("culprits", "04", 35, "hard", "culprits:culprits"),
+        Exercise("labels", "05", 15, "medium", "labelling:labels"),
     )
 }
 

@@ -76,12 +76,14 @@ def letter_lab(block_size: int = BLOCK, num_blocks: int = 64, **options: Any) ->
     return _readable(Letters(), DryModel(256, 4096, LETTER_BYTES), config=config, **options)
 
 
-def word_lab(mode: str | Policy = "inms", num_blocks: int = 64, token_budget: int = 64) -> Lab:
+def word_lab(
+    mode: str | Policy = "inms", num_blocks: int = 64, token_budget: int = 64, **options: Any
+) -> Lab:
     """A lab with blocks of four words; `num_blocks` of them in the private pool, half of that in a
-    group's."""
+    group's. `options` are those of `Lab`."""
     size = num_blocks * BLOCK * WORD_BYTES
     config = Config(BLOCK, 0, token_budget, 256, size // 2, size // 2, size)
-    return _readable(Words(), DryModel(WORDS, 256, WORD_BYTES), mode=mode, config=config)
+    return _readable(Words(), DryModel(WORDS, 256, WORD_BYTES), mode=mode, config=config, **options)
 
 
 def _readable(text: Letters | Words, model: DryModel, **options: Any) -> Lab:
