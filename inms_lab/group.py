@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from inms_lab import parcel
 from inms_lab.agent import Agent
 from inms_lab.errors import AgentClosed, BadInput, NotAMember, RecordSuperseded
+from inms_lab.importing import take
 from inms_lab.lifecycle import LIVE
 from inms_lab.records import Record, is_stale, publish
 from inms_lab.request import Request
@@ -52,12 +55,7 @@ class Group:
         was encoded behind it is encoded again before anybody attaches it. Published output keeps
         its token ids. Raises `NotAMember`, `AgentClosed`, `RecordSuperseded`, `TextTooLarge`.
         """
-        if not isinstance(by, Agent) or by.lab is not self.lab:
-            raise BadInput("`by` must be an agent of this lab")
-        if by.state not in LIVE:
-            raise AgentClosed(f"{by.name} is {by.state} and cannot publish")
-        if self.name not in by.groups:
-            raise NotAMember(f"{by.name} is not in {self.name} and cannot publish there")
+        self._admit(by, "publish there")
         if behind not in BEHIND:
             raise BadInput(f"a record is encoded behind 'records' or 'prompt', not {behind!r}")
         tokens = tuple(self.lab.text.encode(text, role))
@@ -87,6 +85,49 @@ class Group:
             self.newer[old.seq_id], self.superseded[old.seq_id] = record, old
         last.future.add_done_callback(lambda f: self._withdraw(record) if f.exception() else None)
         return record, last
+
+    def export(self, record: Record, path: str | Path, *, by: Agent) -> Path:
+        """Write a record that holds to one safetensors file, its KV with it; gives the path.
+
+        For a lab of the same model, tenant and prompt, and a team of the same name, which then need
+        not compute it. Raises `NotAMember`, `AgentClosed`, `RecordSuperseded`, and `ParcelRefused`
+        where another lab would compute other KV.
+        """
+        self._admit(by, "export its records")
+
+        def packed() -> parcel.Parcel:
+            self.check(record)
+            return parcel.pack(self.lab.engine, record, by.clearance)
+
+        return parcel.save(self.lab.driver.call(packed), Path(path))
+
+    def import_record(self, path: str | Path, *, by: Agent) -> Record:
+        """The record in a file that `export` wrote becomes this team's; nothing is computed.
+
+        It must have been encoded behind this lab's prompt, or behind the team's records as they are
+        now too; then it is as if it had been published here. `by` answers for it, as for what it
+        publishes. Raises `NotAMember`, `AgentClosed`, and `ParcelRefused` with the reason.
+        """
+        self._admit(by, "import there")
+        found = parcel.load(Path(path))
+        return self.lab.driver.call(lambda: self._take(found, by.name))
+
+    def _take(self, found: parcel.Parcel, by: str) -> Record:
+        name = f"{self.name}/{self._count + 1}"
+        draft = Record(name, by, found.tokens, -1, -1, self.name)
+        record = take(self.lab.engine, found, draft, self.lab.prompts, self.records)
+        self.records.append(record)
+        self._count += 1
+        return record
+
+    def _admit(self, by: Agent, what: str) -> None:
+        """Raises unless `by` is a member of this lab's group and lives."""
+        if not isinstance(by, Agent) or by.lab is not self.lab:
+            raise BadInput("`by` must be an agent of this lab")
+        if by.state not in LIVE:
+            raise AgentClosed(f"{by.name} is {by.state} and cannot {what}")
+        if self.name not in by.groups:
+            raise NotAMember(f"{by.name} is not in {self.name} and cannot {what}")
 
     def find(self, tokens: Sequence[int]) -> Record | None:
         """The record with just this text, if one holds."""

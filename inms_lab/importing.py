@@ -1,0 +1,191 @@
+"""Taking a parcel in: a record whose KV comes from a file. No forward is run.
+
+The inputs are tried on books of their own first, so what is refused leaves no trace. Then blocks
+are taken through the door like any others: plan, commit, write, publish; what is there already is
+mounted. Who imports answers for the record as who publishes it does: `Released` names him.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import fields, replace
+
+from inms_lab import label
+from inms_lab.commands import entry
+from inms_lab.completion import Done, completed
+from inms_lab.engine import Engine
+from inms_lab.errors import BadInput, ParcelRefused
+from inms_lab.events import Commanded, Event, Registered, Released
+from inms_lab.fingerprint import Namespace
+from inms_lab.freeing import aborted
+from inms_lab.outcome import Chunk, NoRoom, Plan
+from inms_lab.parcel import Parcel, slots
+from inms_lab.plan import plan_extend
+from inms_lab.policy import GROUP
+from inms_lab.records import Prompt, Record
+from inms_lab.request import Request
+from inms_lab.segment import Segment
+from inms_lab.sequence import Sequence as Holder
+from inms_lab.store import KVStore
+
+IMPORTED = "its KV came from a file"  # the reason beside "computed": here nobody computed it
+FAILED = "the record could not be imported"
+
+
+def take(
+    engine: Engine,
+    parcel: Parcel,
+    draft: Record,
+    prompts: Sequence[Prompt],
+    earlier: Sequence[Record],
+) -> Record:
+    """Release a parcel's text to the draft's group and put its KV into blocks; gives the record.
+
+    The draft says everything but the holder, the offset and what it stands behind: the prompts
+    alone or the `earlier` records too. On the lab's thread, between two steps. Raises
+    `ParcelRefused`, and then nothing has happened.
+    """
+    if why := _foreign(engine, parcel, draft):
+        raise ParcelRefused(f"{draft.group} cannot take this record: {why}")
+    trial = _placed(engine, parcel, draft, prompts, earlier)
+    _check_room(trial, parcel)
+    record = trial.record
+    engine.log.add_tokens(record.tokens)
+    stale = engine.cache.commit(Plan(len(engine.log), tuple(trial.events)))
+    assert stale is None, "one thread owns the ledger"
+    try:
+        _fill(engine, parcel, record.seq_id)
+    except BaseException:
+        for event in aborted(engine.ledger, None, FAILED):
+            engine.cache.record(event)
+        engine.end(record.seq_id, "fail", FAILED)
+        raise
+    return record
+
+
+def _foreign(engine: Engine, parcel: Parcel, draft: Record) -> str:
+    """Why no record of this lab is like this parcel, wherever it stands; "": one could be."""
+    for name in (f.name for f in fields(Namespace)):
+        theirs, mine = getattr(parcel.namespace, name), getattr(engine.namespace, name)
+        if theirs != mine:
+            return f"it is of another {name.replace('_', ' ')}: {theirs!r}, here {mine!r}"
+    policy, store = engine.policy, engine.cache.store
+    if not policy.encodes_records or not isinstance(store, KVStore):
+        return "this lab keeps no KV of records: publish the text instead"
+    place = policy.place(GROUP, draft.name, draft.group, label.PUBLIC)
+    if frozenset(parcel.label) != place.label:
+        return f"its label is {sorted(parcel.label)}, a record here has {sorted(place.label)}"
+    _, layers, heads, dim = store.shape
+    here = (store.dtype, (layers, heads, len(parcel.tokens), dim))
+    for half in (parcel.keys, parcel.values):
+        if (half.dtype, tuple(half.shape)) != here:
+            return f"its KV is {half.dtype} {tuple(half.shape)}, here it is {here[0]} {here[1]}"
+    return ""
+
+
+class _Trial:
+    """A record's inputs, tried on books of their own: `events`, and `seq` as they leave it."""
+
+    def __init__(self, engine: Engine, draft: Record, before: Sequence[Prompt | Record]) -> None:
+        self.engine, self.books = engine, engine.ledger.overlay()
+        self.books.tokens = engine.log.tokens + array("i", draft.tokens)
+        seq_id, offset = len(engine.ledger.sequences), len(engine.log.tokens)
+        self.record = replace(draft, seq_id=seq_id, offset=offset)
+        self.events: list[Event] = []
+        who = (seq_id, "record", draft.name, "default", tuple(label.group(draft.group)))
+        off = tuple(sorted(engine.policy.off))
+        self._add(Registered(*who, engine.namespace.root(), off=off))
+        self._add(Released(seq_id, draft.by, draft.group, offset, len(draft.tokens)))
+        self.seq = self.books.sequences[seq_id]
+        for text in before:
+            self.read(text.request(seq_id))
+
+    def _add(self, event: Event) -> None:
+        self.books.apply(event)
+        self.events.append(event)
+
+    def read(self, request: Request, cause: str = "") -> None:
+        """A text comes into the record's context."""
+        engine, where = self.engine, (self.books, self.engine.log, self.engine.policy)
+        for event in entry(*where, request, engine.context, engine.terms).events:
+            assert isinstance(event, Commanded)
+            self._add(replace(event, cause=cause or event.cause))
+
+    def read_own(self) -> None:
+        """The record's text comes last, as itself: no KV of another place in its stead."""
+        made = self.record
+        request = Request(made.seq_id, "append", made.tokens, GROUP, made.group, offset=made.offset)
+        request.seal = request.fresh = True
+        self.read(request, IMPORTED)
+
+
+def _placed(
+    engine: Engine,
+    parcel: Parcel,
+    draft: Record,
+    prompts: Sequence[Prompt],
+    earlier: Sequence[Record],
+) -> _Trial:
+    """The inputs that bring the parcel's text to the place where it was encoded."""
+    for chained in (False, True):
+        before: list[Prompt | Record] = [*prompts, *(earlier if chained else ())]
+        try:  # too long, too large, no tokens of this model
+            engine.check(draft.tokens)
+            trial = _Trial(engine, replace(draft, chained=chained), before)
+            if (_root(trial.seq, parcel.block_size), trial.seq.num_tokens) == parcel.place:
+                trial.read_own()
+                return trial
+        except BadInput as error:
+            raise ParcelRefused(f"{draft.group} cannot take this record: {error}") from error
+    raise ParcelRefused(
+        "it was encoded behind another prompt, or other records, than this lab has: preload the "
+        "same prompt, and import a team's records in their order"
+    )
+
+
+def _root(seq: Holder, block_size: int) -> bytes:
+    """The digest of a context as it would be in blocks of this size."""
+    end = seq.namespace
+    for s in seq.segments:
+        end = replace(s, block_size=block_size, blocks=[], keys=[], behind=end, root=end).end()
+    return end
+
+
+def _check_room(trial: _Trial, parcel: Parcel) -> None:
+    """Raises `ParcelRefused` unless all that stands before can be mounted and the rest has room."""
+    record = trial.record
+    outcome = plan_extend(trial.books, len(trial.engine.log), record.seq_id, len(record.tokens))
+    if isinstance(outcome, NoRoom):
+        raise ParcelRefused(
+            f"{outcome.pool_id} has {outcome.available} blocks to give, the record needs "
+            f"{outcome.needed}: give the lab a larger group pool"
+        )
+    chunk = outcome.chunk if isinstance(outcome, Plan) else None
+    if not isinstance(outcome, Plan) or (chunk is not None and chunk.start < parcel.encoded):
+        raise ParcelRefused("it, or what it stands behind, is being computed here: wait for that")
+
+
+def _fill(engine: Engine, parcel: Parcel, seq_id: int) -> None:
+    """Mount what is there, write what is not, publish it."""
+    seq = engine.ledger.sequences[seq_id]
+    while seq.num_computed < seq.num_tokens:
+        outcome = plan_extend(engine.ledger, len(engine.log), seq_id, seq.num_tokens)
+        engine.log.decide(seq_id, seq.num_tokens, outcome)
+        if not isinstance(outcome, Plan):
+            raise ParcelRefused(f"{FAILED}: {outcome}")
+        engine.cache.commit(outcome)
+        if outcome.chunk is not None:
+            _write(engine.cache.store, parcel, seq.segments[-1], outcome.chunk)
+            done = [Done(outcome.chunk, 0, False)]
+            for event in completed(engine.ledger, len(engine.log.tokens), done):
+                engine.cache.record(event)
+
+
+def _write(store: object, parcel: Parcel, own: Segment, chunk: Chunk) -> None:
+    assert isinstance(store, KVStore)
+    start, stop = chunk.start - own.first_position, chunk.stop - own.first_position
+    where = slots(own, start, stop).to(store.device)
+    for layer in range(store.shape[1]):
+        key, value = (x[layer, :, start:stop] for x in (parcel.keys, parcel.values))
+        store.write(own.pool_id, layer, where, key.to(store.device), value.to(store.device))

@@ -1,0 +1,180 @@
+"""Parcels: a record and its KV in a file, for a lab of the same model, tenant, team and prompt.
+
+What must agree is what a block's key covers: namespace, label, all that stands before, the tokens.
+So whoever finds the blocks in the other lab (importing.py) has what he would have computed there:
+the same bits if both labs have one tile size and one machine, else the same up to rounding. Block
+sizes may differ. The digest over a file finds damage; it is no signature.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from inms_lab import label
+from inms_lab.engine import Engine
+from inms_lab.errors import NotAMember, ParcelRefused
+from inms_lab.fingerprint import Namespace, digest, label_bytes
+from inms_lab.policy import GROUP
+from inms_lab.records import Record, is_stale
+from inms_lab.segment import Segment
+from inms_lab.sequence import Sequence
+from inms_lab.store import KVStore
+
+FORMAT, METADATA = 1, "inms-parcel"
+DAMAGE = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parcel:
+    """A record's text, what its KV depends on, and that KV: `keys`, `values` [layers, K, T, D]."""
+
+    namespace: Namespace
+    label: tuple[str, ...]
+    tokens: tuple[int, ...]
+    root: bytes  # digest of what it was encoded behind, in blocks of `block_size`
+    encoded: int  # the position that its first key is rotated for
+    block_size: int
+    fingerprints: tuple[bytes, ...]  # of its blocks
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @property
+    def place(self) -> tuple[bytes, int]:
+        """What stands before it: its digest and its number of tokens."""
+        return self.root, self.encoded
+
+    def about(self) -> dict[str, Any]:
+        """All but the tensors, as plain data."""
+        return {
+            "format": FORMAT,
+            "namespace": asdict(self.namespace),
+            "label": self.label,
+            "tokens": self.tokens,
+            "root": self.root.hex(),
+            "encoded": self.encoded,
+            "block_size": self.block_size,
+            "fingerprints": [key.hex() for key in self.fingerprints],
+        }
+
+    @classmethod
+    def of(cls, said: dict[str, Any], keys: torch.Tensor, values: torch.Tensor) -> Parcel:
+        """From `about()` and tensors. Raises one of `DAMAGE` where they make no sense."""
+        out = cls(
+            namespace=Namespace(**said["namespace"]),
+            label=tuple(map(str, said["label"])),
+            tokens=tuple(map(int, said["tokens"])),
+            root=bytes.fromhex(said["root"]),
+            encoded=int(said["encoded"]),
+            block_size=int(said["block_size"]),
+            fingerprints=tuple(map(bytes.fromhex, said["fingerprints"])),
+            keys=keys,
+            values=values,
+        )
+        if not array("i", out.tokens) or out.block_size < 1:
+            raise ValueError("a record has tokens, a block has slots")
+        return out
+
+    def digest(self) -> str:
+        """Of everything in it."""
+        both = (x.contiguous().view(torch.uint8) for x in (self.keys, self.values))
+        about = json.dumps(self.about(), sort_keys=True).encode()
+        return digest(about, *(x.numpy().tobytes() for x in both)).hex()
+
+    def due(self) -> tuple[bytes, ...]:
+        """The fingerprints that follow from its text and its place."""
+        where = ("", GROUP, self.label, self.block_size, self.encoded, self.root, self.encoded)
+        own = Segment(*where, self.root, label_bytes(self.label), open=False, indexed=True)
+        own.tokens.extend(self.tokens)
+        return tuple(own.key(index) for index in range(-(-len(self.tokens) // self.block_size)))
+
+
+def pack(engine: Engine, record: Record, clearance: label.Label) -> Parcel:
+    """A record that holds, for who may read it (`clearance`). Raises `NotAMember`, and
+    `ParcelRefused` where its KV is not what another lab would compute."""
+    seq, store = engine.ledger.sequences[record.seq_id], engine.cache.store
+    own = seq.segments[-1] if seq.segments else None
+    if own is None or own.computed < len(own.tokens) or not isinstance(store, KVStore):
+        raise ParcelRefused(f"{record!r} has no KV of its own in this lab (yet)")
+    if not label.may_hold(own.label, clearance):
+        raise NotAMember(
+            f"{record!r} is for {', '.join(own.label)}: who exports it may not read it"
+        )
+    if why := _unfit(engine, record, seq, own):
+        raise ParcelRefused(f"{record!r} is not exported: {why}")
+    where, layers = slots(own, 0, len(own.tokens)).to(store.device), range(store.shape[1])
+    kv = [torch.stack([store.layer(own.pool_id, n)[i][:, where] for n in layers]) for i in (0, 1)]
+    prints = tuple(own.key(index) for index in range(len(own.blocks)))
+    place = (own.label, record.tokens, own.root, own.encoded, own.block_size)
+    return Parcel(engine.namespace, *place, prints, *(half.cpu() for half in kv))
+
+
+def _unfit(engine: Engine, record: Record, seq: Sequence, own: Segment) -> str:
+    """Why a record's KV is not what another lab would compute; "": it is."""
+    if engine.policy.off:
+        return "checks are switched off in this lab"
+    if seq.namespace != engine.namespace.root():
+        return "it was encoded by other weights, or for another tenant, than the lab has now"
+    if is_stale(engine, record):
+        return "it stands behind what holds no longer: attach the team's records first"
+    if own.is_fragment or tuple(own.tokens) != record.tokens:
+        return "its KV was encoded at another place"
+    return ""
+
+
+def slots(segment: Segment, start: int, stop: int) -> torch.Tensor:
+    """Where the KV of its tokens [start, stop) lies in the pool's region."""
+    size = segment.block_size
+    return torch.tensor(
+        [segment.blocks[at // size] * size + at % size for at in range(start, stop)]
+    )
+
+
+def save(parcel: Parcel, path: Path) -> Path:
+    """Write a parcel to one safetensors file, whole or not at all; gives its path. Equal parcels
+    give equal files."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    about = json.dumps(parcel.about() | {"digest": parcel.digest()}, sort_keys=True)
+    try:
+        save_file({"keys": parcel.keys, "values": parcel.values}, part, {METADATA: about})
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> Parcel:
+    """The parcel in a file. Raises `ParcelRefused` where it is none or of another format, damaged,
+    or where its keys are not those of its text."""
+    parcel, written = _read(path)
+    if parcel.digest() != written:
+        raise ParcelRefused(f"{path} is damaged: copy it again")
+    if parcel.fingerprints != parcel.due():
+        raise ParcelRefused(f"{path}: its keys do not follow from its tokens, label and place")
+    return parcel
+
+
+def _read(path: Path) -> tuple[Parcel, object]:
+    """What a file says, and the digest that was written into it."""
+    try:
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+            told = about.get("format")
+            if told == FORMAT:
+                keys, values = (file.get_tensor(name) for name in ("keys", "values"))
+                return Parcel.of(about, keys, values), about.get("digest")
+    except OSError as error:
+        raise ParcelRefused(f"{path} cannot be read: {error}") from error
+    except (SafetensorError, *DAMAGE) as error:
+        raise ParcelRefused(f"{path} is no parcel, or damaged: {error!r}") from error
+    if told is None:
+        raise ParcelRefused(f"{path} is no parcel: `team.export(record, path, by=agent)` makes one")
+    raise ParcelRefused(f"{path} is of format {told}, this lab reads {FORMAT}: export it anew")
