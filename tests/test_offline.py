@@ -826,9 +826,11 @@ def test_shares_at_a_shift_are_filtered_jumped_to_and_counted(moved: Tab) -> Non
     assert moved.hub("return hub.decision") == numbers[1]
     log = shifted.team_run().log
     want = [index + 1 for index in shifted.shifted(log)]
-    moved.hub("hub.seek(0)")
-    found = [moved.hub("hub.jump('shift'); return hub.cursor") for _ in want]
-    assert found == want
+    moved.hub("hub.seek(0); hub.root.focus()")
+    assert [moved.press("s") for _ in want] == want
+    assert moved.press("Shift+S") == want[-2]
+    moved.page.get_by_role("button", name="next: share at a shift").click()
+    assert moved.hub("return hub.cursor") == want[-1]
     moved.hub("hub.jump('shift')")
     assert moved.page.locator(".inms-bar-said").inner_text() == "no further share at a shift"
     moved.hub("hub.seek(hub.fold.length)")

@@ -58,7 +58,7 @@ function key(hub, event) {
     " ": () => hub.setMode(hub.moves ? "paused" : "play"),
     Home: () => hub.seek(hub.fold.first), End: () => hub.seek(hub.fold.length),
     f: () => hub.setMode("follow"), "]": () => hub.pick(1), "[": () => hub.pick(-1),
-    c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way),
+    c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way), s: () => hub.jump("shift", way),
     Escape: () => { hub.setPin(null); hub.light([]); },
   }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
   if (!act) return;

@@ -16,9 +16,9 @@ export function reduce(state, words, at) {
 const each = (state, pool, blocks, change) => { // changes blocks: this event touched them last
   for (const block of blocks) { change(block); pool.last[block] = state.index + 1; }
 };
-const place = (state, [, id, number, pool]) => { // holder, segment, pool
-  const seq = state.own(id);
-  return [seq, seq.segments[number], state.pool(pool)];
+const place = (state, w) => { // holder, segment, pool
+  const seq = state.own(w[1]);
+  return [seq, seq.segments[w[2]], state.pool(w[3])];
 };
 // A holder as it registers.
 export const registered = (state, [, id, kind, name, tenant, clearance, , parent, off]) => ({
@@ -45,11 +45,11 @@ const REDUCE = {
     state.records.set(group, now.includes(old) ? now.map(r => (r === old ? id : r)) : [...now, id]);
   },
   [SHARED](state, w) {
-    const [seq, seg, pool] = place(state, w), [, , , , length, cause, n] = w, blocks = w.subarray(7, 7 + n);
+    const [seq, seg, pool] = place(state, w), n = w[6], blocks = w.subarray(7, 7 + n);
     each(state, pool, blocks, block => { pool.share(block); pool.shifted[block] += seg.fragment; });
-    state.mount(seq, seg, blocks, length, true);
+    state.mount(seq, seg, blocks, w[4], true);
     state.move(seq);
-    if (state.str(cause) === "hit") { state.hits += n; state.asked += n; state.shifted += n * seg.fragment; }
+    if (state.str(w[5]) === "hit") { state.hits += n; state.asked += n; state.shifted += n * seg.fragment; }
   },
   [ALLOCATED](state, w) {
     const [seq, seg, pool] = place(state, w), n = w[5], blocks = w.subarray(6, 6 + n).map(word => word >> 1);
@@ -97,12 +97,12 @@ const REDUCE = {
     state.step = w[1];
   },
   [COMMANDED](state, w) {
-    const [, id, number, word, , , , , , count, , cause] = w, seq = state.own(id), verb = state.str(word);
-    seq.number = number;
+    const seq = state.own(w[1]), verb = state.str(w[3]), count = w[9];
+    seq.number = w[2];
     if (ENDS[verb]) {
       seq.generate = 0; seq.logits = false;
       if (seq.kind === "agent") state.alone -= sum(seq.segments, s => need(s, s.length));
-      seq.state = ENDS[verb]; seq.cause = cause;
+      seq.state = ENDS[verb]; seq.cause = w[11];
       reclaim(seq);
       return;
     }
@@ -146,15 +146,15 @@ function wrote(state, seq, count) { // the next `count` slots have their KV
   }
 }
 function append(state, w, seq) {
-  const [, , , , tier, label, pool, offset, n, , flags] = w;
+  const n = w[8], flags = w[10];
   let last = seq.segments.at(-1);
-  const same = last?.pool === pool && last.tier === state.str(tier) && last.label === label && last.indexed === !!(flags & 4);
+  const same = last?.pool === w[6] && last.tier === state.str(w[4]) && last.label === w[5] && last.indexed === !!(flags & 4);
   if (!same || !last.open || flags & 3) { // sealed or fresh text is a segment of its own
     if (last) last.open = false;
     last = segment(state, w, state.numTokens(seq));
     seq.segments.push(last);
   }
-  if (n) extend(last, offset, n);
+  if (n) extend(last, w[7], n);
   last.open = !(flags & 1);
   if (n) seq.wanted = state.numTokens(seq);
 }

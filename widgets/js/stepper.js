@@ -34,10 +34,10 @@ export function stepSaid(hub, text) {
   }).join("；");
 }
 // An event of the log, or of a plan that never was, in one line.
-const stepTell = (hub, { name, type: kind = name, src_pool, src, pool_id, dst, blocks = [], cause }) => {
+const stepTell = (hub, { name, type: kind = name, src_pool, src, pool_id, dst, blocks = [], index, cause: told }) => {
   const word = (part, key) => hub.word(part + key, key);
   const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
-  const what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
+  const cause = hub.fold.shifts.has(index) ? "shift" : told, what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
   return `${word("step_e_", kind)} ${what}` + (cause ? ` · ${word("detail_w_", cause)}` : "");
 };
 
