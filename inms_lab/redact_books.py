@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from inms_lab.errors import PlanInvalid
 from inms_lab.fingerprint import digest
+from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -20,34 +22,73 @@ def masked_snapshot(snapshot: dict[str, Any], contexts: Contexts) -> dict[str, A
     text names any longer gets a key and tokens that stand for nothing: if a later event finds it
     after all, the log cannot be masked."""
     known: dict[bytes, tuple[bytes, bytes]] = {}  # key -> masked key and tokens
-    sequences = {}
-    if any(s.get("is_fragment") for q in snapshot["sequences"].values() for s in q["segments"]):
-        raise PlanInvalid("it begins in the middle of a run, with fragments in its contexts")
-    for seq_id, state in snapshot["sequences"].items():
-        nodes = contexts.before[seq_id]
-        old = _with_text(state, [contexts.tokens[node] for node in nodes])
-        new = _with_text(state, contexts.visible(nodes))
+    states = snapshot["sequences"]
+    plain = {i: [contexts.tokens[n] for n in contexts.before[i]] for i in states}
+    seen = {i: contexts.visible(contexts.before[i]) for i in states}
+    olds, news = (_Texts(states, tokens).holders for tokens in (plain, seen))
+    for seq_id, state in states.items():
+        old, new = olds[seq_id], news[seq_id]
         roots = (part["root"] for part in state["segments"])
         if any(s.tokens and s.root != r for s, r in zip(old.segments, roots, strict=True)):
             raise PlanInvalid(f"the text before a segment of {old.name} is gone")
         for s, t in zip(old.segments, new.segments, strict=True):
             for index in range(-(-len(s.tokens) // s.block_size)):
                 known[s.key(index)] = t.key(index), t.block_tokens(index)
-        sequences[seq_id] = new.snapshot()
     pools = {pool_id: _masked_pool(pool, known) for pool_id, pool in snapshot["pools"].items()}
-    return {**snapshot, "pools": pools, "sequences": sequences}
+    masked = {seq_id: new.snapshot() for seq_id, new in news.items()}
+    return {**snapshot, "pools": pools, "sequences": masked}
 
 
-def _with_text(state: dict[str, Any], tokens: list[int]) -> Sequence:
-    """The holder with other tokens, as many as it has, and what follows from them."""
-    seq, at = Sequence.of(state), 0
-    end = seq.namespace
-    for segment in seq.segments:
-        count = len(segment.tokens)
-        segment.root = segment.behind = end
-        segment.tokens = array("i", tokens[at : at + count])
-        end, at = segment.end(), at + count
-    return seq
+class _Texts:
+    """The holders with other tokens, as many as they have, and what follows from them.
+
+    A fragment's tokens and root are those of the segment that it is a piece of, so that segment
+    comes first; two holders may have pieces of each other, so segment by segment.
+    """
+
+    def __init__(self, states: dict[int, Any], tokens: dict[int, list[int]]) -> None:
+        self.tokens = tokens
+        self.holders = {seq_id: Sequence.of(state) for seq_id, state in states.items()}
+        self.was = {seq_id: Sequence.of(state).segments for seq_id, state in states.items()}
+        self.done = dict.fromkeys(states, 0)  # segments that have their new text
+        self.pieces: defaultdict[tuple[bytes, int], list[tuple[Segment, Segment, int]]]
+        self.pieces = defaultdict(list)  # (root, position) there -> the segment, the new one, block
+        while any(self._advance(seq_id) for seq_id in states):
+            pass
+        if any(self.done[i] < len(s.segments) for i, s in self.holders.items()):
+            raise PlanInvalid("the text of a fragment is gone where it was encoded")
+
+    def _advance(self, seq_id: int) -> bool:
+        """Give the next segment its text, if it is known."""
+        seq, number = self.holders[seq_id], self.done[seq_id]
+        if number == len(seq.segments):
+            return False
+        segment, was = seq.segments[number], self.was[seq_id][number]
+        behind = seq.segments[number - 1].end() if number else seq.namespace
+        if segment.is_fragment:
+            found = self._piece(was)
+            if found is None:
+                return False
+            segment.root, segment.tokens = found
+        else:
+            at = segment.first_position
+            segment.root = behind
+            segment.tokens = array("i", self.tokens[seq_id][at : at + len(was.tokens)])
+        segment.behind = behind
+        self.done[seq_id] += 1
+        for block in range(max(1, -(-len(was.tokens) // was.block_size))):
+            root = was.chain(block - 1) if block else was.root
+            place = (root, was.encoded + block * was.block_size)
+            self.pieces[place].append((was, segment, block))
+        return True
+
+    def _piece(self, was: Segment) -> tuple[bytes, array[int]] | None:
+        for there, new, block in self.pieces[was.root, was.encoded]:
+            start = block * there.block_size
+            if there.tokens[start : start + len(was.tokens)] == was.tokens:
+                root = new.chain(block - 1) if block else new.root
+                return root, new.tokens[start : start + len(was.tokens)]
+        return None
 
 
 def _masked_pool(state: dict[str, Any], known: dict[bytes, tuple[bytes, bytes]]) -> dict[str, Any]:

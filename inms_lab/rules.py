@@ -33,7 +33,6 @@ from inms_lab.table_rules import owned, require, where
 if TYPE_CHECKING:
     from inms_lab.ledger import Ledger
     from inms_lab.pool import Pool
-    from inms_lab.segment import Segment
     from inms_lab.sequence import Sequence
 
 VERBS = ("append", "write", "detach", "stop", "logits", "rollback", "close", "fail", "expire")
@@ -66,33 +65,35 @@ def _commanded(books: Ledger, e: Commanded) -> None:
     require(e.verb in VERBS, f"no command is called {e.verb}")
     require(seq.is_live, f"holder {e.seq_id} is {seq.state}")
     require(e.number == seq.number + 1, f"command {e.number} is out of order")
+    require(e.count >= 0, "a negative number of tokens")
+    require(e.source < 0 or e.source in books.sequences, f"there is no holder {e.source}")
     if e.verb in ("append", "write"):
         pool = books.pools[e.pool_id]
         require(e.length or e.verb == "write", "a text has at least one token")
-        require(e.offset + e.length <= len(books.tokens), "tokens outside the token table")
+        _in_table(books, e.offset, e.length)
         require(clears(seq, e.label), f"{seq.name} may not hold {sorted(e.label)} (check 4)")
         if e.piece >= 0:
             _is_fragment(books, seq, e)
         else:
             _is_placed(pool, seq, e, seq.label())
     elif e.verb == "rollback":
-        require(0 <= e.count <= seq.num_tokens, "a rollback keeps some of the tokens")
+        require(e.count <= seq.num_tokens, "a rollback keeps some of the tokens")
         idle = all(segment.length == segment.computed for segment in seq.segments)
         require(idle, "no rollback within a step")
-        whole = all(_cuts_whole_blocks(s, e.count) for s in seq.segments if s.is_fragment)
-        require(whole, "a fragment is cut between its blocks")
     elif e.verb == "detach":
         before = seq.segments[: e.count + 1]
-        require(before[e.count].is_fragment, "only a fragment is detached")
-        require(not any(s.blocks for s in seq.segments[e.count + 1 :]), "blocks stand behind it")
+        gone = before[e.count]
+        require(gone.is_fragment, "only a fragment is detached")
+        require(gone.computed < len(gone.tokens), "what is mounted whole is not detached")
+        require(clears(seq, e.label), f"{seq.name} may not hold {sorted(e.label)} (check 4)")
         _is_placed(books.pools[e.pool_id], seq, e, frozenset().union(*(s.label for s in before)))
     elif e.verb == "logits":
         require(seq.num_tokens, "there is no token to predict from")
 
 
-def _cuts_whole_blocks(segment: Segment, keep: int) -> bool:
-    offset = keep - segment.first_position
-    return not 0 < offset < len(segment.tokens) or offset % segment.block_size == 0
+def _in_table(books: Ledger, offset: int, length: int) -> None:
+    there = offset >= 0 and length >= 0 and offset + length <= len(books.tokens)
+    require(there, "tokens outside the token table")
 
 
 def _is_placed(pool: Pool, seq: Sequence, e: Commanded, before: frozenset[str]) -> None:
@@ -124,13 +125,15 @@ def _released(books: Ledger, e: Released) -> None:
     require(books.sequences[e.seq_id].kind == "record", "only a record can be released")
     replaced = e.replaces in (-1, *books.records.get(e.group, ()))
     require(replaced, f"record {e.replaces} does not hold in {e.group}: it cannot be replaced")
-    require(e.offset + e.length <= len(books.tokens), "tokens outside the token table")
+    _in_table(books, e.offset, e.length)
 
 
 def _stepped(books: Ledger, e: Stepped) -> None:
     require(e.step == books.num_steps + 1, f"step {e.step} does not follow {books.num_steps}")
     require(len({item[0] for item in e.items}) == len(e.items), "a holder steps once")
+    _in_table(books, e.offset, sum(num_sampled for _, _, num_sampled, _ in e.items))
     for seq_id, num_computed, num_sampled, _ in e.items:
+        require(num_computed >= 0 and num_sampled >= 0, "a negative number of tokens")
         seq = books.sequences[seq_id]
         for segment in seq.segments:
             count = min(num_computed, segment.room)

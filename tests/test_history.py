@@ -20,6 +20,7 @@ from toy import Toy
 from inms_lab.cache import KVCache
 from inms_lab.errors import BadInput
 from inms_lab.events import Allocated, Commanded, PoolOpened, Published, Registered, Stepped
+from inms_lab.gate import OPEN
 from inms_lab.history import REFCOUNT, Change, block_history, pools_with, to_pandas
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
@@ -27,7 +28,7 @@ from inms_lab.policy import MODES
 
 
 def play(mode: str, seed: int, count: int = 250) -> Log:
-    player = Player(mode, seed)
+    player = Player(mode, seed, gate=OPEN if seed % 2 else None)  # every second with fragments
     for _ in player.play(count):
         pass
     return player.toy.log
@@ -268,7 +269,7 @@ def test_the_logger_is_quiet_and_costs_nothing_unless_asked(
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("refs") / "a.inms"
-    played("inms", 1, 120).save(path)
+    played("inms", 10, 120).save(path)
     return path
 
 

@@ -25,13 +25,14 @@ from inms_lab.errors import (
     NotALog,
 )
 from inms_lab.events import EVENT_TYPES
+from inms_lab.gate import OPEN
 from inms_lab.logcode import event_of, event_row, pack, unpack
 from inms_lab.logfile import MASKED, VERSION, load, save
 from inms_lab.policy import MODES
 
 
 def played(mode: str = "inms", seed: int = 0, count: int = 250) -> Log:
-    player = Player(mode, seed)
+    player = Player(mode, seed, gate=OPEN if seed % 2 else None)  # every second with fragments
     for _ in player.play(count):
         pass
     log = player.toy.log
@@ -153,7 +154,7 @@ WRONG_EVENTS: dict[str, Any] = {
     "of no type": [],
     "a number as a name": [3],
     "too few fields": ["Published", 0, 0, "private", 0, [1]],
-    "too many fields": ["Released", 0, "a", "g", 0, 0, 0],
+    "too many fields": ["Released", 0, "a", "g", 0, 0, -1, 0],
     "a truth for a number": ["Released", True, "a", "g", 0, 0],
     "a number for a truth": ["Stepped", 1, 0, [[0, 1, 0, 1]]],
     "a fraction": ["Released", 0.5, "a", "g", 0, 0],

