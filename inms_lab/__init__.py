@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Lab": "inms_lab.lab",
     "Config": "inms_lab.config",
+    "Gate": "inms_lab.gate",
     "Sampling": "inms_lab.sample",
     "Ledger": "inms_lab.ledger",
     "Log": "inms_lab.log",
