@@ -12,6 +12,7 @@ import typer
 
 from inms_lab.calibrate_command import calibrate
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
+from inms_lab.experiment_command import experiment
 from inms_lab.fragments_command import fragments
 from inms_lab.refs_command import refs
 
@@ -200,6 +201,7 @@ def labs(
 app.command()(refs)
 app.command()(fragments)
 app.command()(calibrate)
+app.command()(experiment)
 
 
 def main() -> None:

@@ -85,12 +85,12 @@ LAYERS: dict[str, set[str]] = {
         ),  # what a notebook holds
     },
     "measures": {
-        *("interference", "bill", "bill_table", "geometry", "trace", "claims"),
+        *("experiment", "interference", "bill", "bill_table", "geometry", "trace", "claims"),
         *("messages", "fragments", "fragments_table"),
     },
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
-        *("refs_command", "fragments_command", "calibrate_command"),
+        *("refs_command", "fragments_command", "calibrate_command", "experiment_command"),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
