@@ -73,6 +73,32 @@ def test_no_template_lies_inside_a_template(path: Path) -> None:
     assert not nested_templates(path.read_text("utf-8"))
 
 
+def empty_bodies(source: str) -> list[str]:
+    """`for (...);` and the like: the squeezer takes the semicolon before a closing brace away."""
+    found = []
+    for match in re.finditer(r"\b(?:for|while|if) \(", source):
+        i, depth = match.end(), 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(source[i], 0)
+            i += 1
+        found += [source[match.start() : i + 1]] * source[i:].lstrip().startswith(";")
+    return found
+
+
+def test_the_check_for_empty_bodies_can_fail() -> None:
+    assert empty_bodies("if (a) { while (b(c)) ; }") == ["while (b(c)) "]
+    assert not empty_bodies("for (const a of b(c)) { d(); } if (e) f(g(h));")
+
+
+@pytest.mark.parametrize("path", JS, ids=lambda p: p.name)
+def test_what_the_squeezer_drops_means_nothing(path: Path) -> None:
+    """A semicolon before a closing brace: of no empty statement, and in no string."""
+    source = path.read_text("utf-8")
+    assert not empty_bodies(source)
+    literals = re.findall(r"\"(?:\\.|[^\"\\\n])*\"|`[^`]*`", source)
+    assert not [text for text in literals if re.search(r"\S;\}", text)]
+
+
 @pytest.mark.skipif(NODE is None, reason="no node here")
 @pytest.mark.parametrize(
     "parts", [tuple(esm.PARTS), *((part,) for part in esm.PARTS)], ids=lambda p: "+".join(p)
