@@ -33,6 +33,10 @@ def shared(books: Ledger, e: Shared) -> None:
     require(first * segment.block_size == segment.length, "mounted blocks start at a block's start")
     require(segment.length < e.length <= len(segment.tokens), "slots and tokens differ")
     _fits(segment, len(e.blocks), e.length)
+    if e.cause != "fork":  # a fork has what its parent has, to the slot
+        before = all(s.computed == len(s.tokens) for s in seq.segments[: e.segment])
+        require(before, "blocks are mounted when what stands before is computed")
+        require(_is_whole(segment, e.length), "what is found is mounted in whole blocks")
     for index, block in enumerate(e.blocks, first):
         require(clears(seq, pool.labels.get(block, ())), f"block {block}: label (check 4)")
         if e.cause == "fork":
@@ -72,6 +76,7 @@ def copied(books: Ledger, e: Copied) -> None:
     require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
     require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
     require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
+    require(not segment.is_fragment, "nobody writes into a fragment")
     require(pool.next_free(1) == (e.dst,), "not the head of the free queue")
     require(0 < e.num_slots <= segment.block_size, "a copy has slots")
     require(start + e.num_slots <= len(segment.tokens), "slots and tokens differ")
@@ -104,6 +109,8 @@ def let_go(books: Ledger, e: Freed | Aborted) -> None:
     tail = segment.blocks[len(segment.blocks) - len(e.blocks) :]
     require(list(e.blocks) == tail[::-1], "blocks are let go from the end of the table")
     require(e.length <= segment.length, "a release adds no slots")
+    whole = not segment.is_fragment or _is_whole(segment, e.length)
+    require(whole, "a fragment is let go in whole blocks")
     _fits(segment, -len(e.blocks), e.length)
 
 
@@ -128,6 +135,11 @@ def _end_of(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
 def owned(pool: Pool, block: int) -> bool:
     """Whether a block has one holder and cannot be found."""
     return pool.refs[block] == 1 and block not in pool.keys
+
+
+def _is_whole(segment: Segment, length: int) -> bool:
+    """Whether `length` slots end where a block does, or the text."""
+    return length % segment.block_size == 0 or length == len(segment.tokens)
 
 
 def _fits(segment: Segment, count: int, length: int) -> None:
