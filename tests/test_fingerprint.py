@@ -28,7 +28,8 @@ def ints(tokens: Iterable[int]) -> array[int]:
 
 
 def segment(tokens: list[int], *, opened: bool = True, size: int = 4, first: int = 0) -> Segment:
-    out = Segment("p", "private", ("agent:a",), size, first, ROOT, LABEL, opened, True)
+    place = (first, ROOT, first, ROOT)  # read where it was encoded
+    out = Segment("p", "private", ("agent:a",), size, *place, LABEL, opened, True)
     out.tokens.extend(tokens)
     return out
 
