@@ -1,4 +1,4 @@
-"""What a few agents of two teams do, one thing after the other: a story, and any number by chance."""
+"""What a few agents of two teams do, one thing after another: a story, and runs made by chance."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def story() -> tuple[Op, ...]:
         Op("read", "ada", PLAN),
         Op("read", "ada fork", PLAN),  # hers
         Op("come", "cleo", teams=support),
+        Op("read", "cleo", OTHER),
         Op("read", "cleo", RULE),  # she has guessed the words of the other team
         Op("come", "dana at checkout", teams=checkout),
         Op("attach", "dana at checkout", teams=checkout, number=1),
