@@ -12,7 +12,9 @@ import torch
 from transformers.models.llama import modeling_llama
 
 from inms_lab.attention import batch, reads
+from inms_lab.config import Config
 from inms_lab.errors import ModelCorrupted, ModelRefused
+from inms_lab.lab import Lab
 from inms_lab.model import Admission, Runner, from_model, load, positions, probe, rows
 from inms_lab.model.admission import LOGIT_ERROR, admit
 
@@ -246,6 +248,62 @@ def test_a_context_ends_where_the_angles_would_change() -> None:
         assert not experiment._moves_with(127 - positions.BASE)
         assert experiment._moves_with(128 - positions.BASE)
     assert from_model(models.dynamic()).max_context == 1024  # changes beyond its limit only
+
+
+def last_logits(runner: Runner, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """What follows `count` tokens: read in steps of 64, and in stock transformers."""
+    tokens = [(7 * i * i + i) % 300 for i in range(count)]
+    config = Config(16, 16, 64, 1024, *(1024 * runner.new_store().bytes_per_token for _ in "abc"))
+    with Lab(runner, config=config, gate=None) as lab:
+        agent = lab.agent("a")
+        agent.read(tokens).result()
+        return agent.next_logits().result(), runner.dense(tokens)[-1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "words"),
+    [
+        ({}, 1024, ""),
+        ({"attention_chunk_size": 200}, 200, "their chunk only (`attention_chunk_size`)"),
+        ({"floor_scale": 190}, 189, "queries are scaled (`attn_temperature_tuning`)"),
+        ({"floor_scale": 190, "attention_chunk_size": 150}, 150, "(`attention_chunk_size`)"),
+        ({"floor_scale": 190, "attn_temperature_tuning": False}, 1024, ""),
+        ({"attention_chunk_size": 200, "layer_types": ["full_attention"] * 3}, 1024, ""),
+    ],
+    ids=str,
+)
+def test_a_context_ends_where_llama_4_would_attend_otherwise(
+    settings: dict[str, Any], limit: int, words: str
+) -> None:
+    """Chunked attention and the scale of queries begin beyond a length; no probe is that long."""
+    model = models.llama4(**settings)
+    runner = from_model(model)
+    assert (runner.max_context, verdict(runner).max_context) == (limit, limit)
+    (told,) = [finding for what, finding in verdict(runner).facts() if what == "contexts"]
+    assert told.startswith(f"up to {limit} tokens")
+    assert told.endswith(words)
+    assert (": beyond that" in told) == bool(words)
+    ours, stock = last_logits(runner, min(limit, 250))
+    assert torch.allclose(ours, stock, atol=LOGIT_ERROR, rtol=0)
+    if words:
+        runner.max_context = 1024
+        ours, stock = last_logits(runner, limit + 1)
+        assert not torch.allclose(ours, stock, atol=10 * LOGIT_ERROR, rtol=0)
+
+
+def test_a_step_is_no_longer_than_queries_are_left_unscaled() -> None:
+    """Llama 4 counts rows of a forward, not positions: in a long step they would be scaled."""
+    runner = from_model(models.llama4(floor_scale=190))
+    size = 1024 * runner.new_store().bytes_per_token
+    for budget, fits in ((189, True), (512, False)):
+        with Lab(runner, config=Config(16, 16, budget, 1024, size, size, size), gate=None) as lab:
+            agents = [lab.agent(name) for name in "ab"]
+            answers = [agent.read([9] * 120) for agent in agents]
+            if fits:
+                assert [answer.result() for answer in answers] == [120, 120]
+                continue
+            with pytest.raises(ModelRefused, match="token_budget of at most 189, not 240"):
+                answers[0].result()
 
 
 # --- rows ------------------------------------------------------------------------------------

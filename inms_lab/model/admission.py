@@ -57,6 +57,7 @@ class Admission:
     row_multiple: int
     bitwise: bool
     max_context: int  # tokens
+    context_reason: str  # why not more, or empty: it is the model's own limit
     fragments: bool  # whether its KV may be used at another position
     fragments_reason: str  # why not, or empty
     seconds: float
@@ -67,12 +68,14 @@ class Admission:
         tolerance = f"equal within {self.tolerance:.1e}"
         rows_text += "same bits whatever they are batched with" if self.bitwise else tolerance
         fragments = "yes, at any shift" if self.fragments else f"no: {self.fragments_reason}"
+        contexts = f"up to {self.max_context} tokens"
+        contexts += f": {self.context_reason}" if self.context_reason else ""
         error = f"{self.max_logit_error:.1e} off stock transformers (limit {self.tolerance:.1e})"
         return [
             ("model", f"{self.name} ({self.architecture}), admitted in {self.seconds:.1f} s"),
             ("logits", error),
             ("rows", rows_text),
-            ("contexts", f"up to {self.max_context} tokens"),
+            ("contexts", contexts),
             ("fragments", fragments),
         ]
 
@@ -134,6 +137,7 @@ def admit(runner: Runner, tile: int = 16) -> Admission:
     if length < runner.max_context:
         why = why or "its frequencies depend on the length of the context"
         runner.max_context = length  # beyond it, neighbours in a batch would change the angles
+        runner.context_reason = "beyond that its frequencies would change"
     findings = positions.findings(why)
     why = why or _unsafe(findings)
     g = runner.geometry
@@ -149,6 +153,7 @@ def admit(runner: Runner, tile: int = 16) -> Admission:
         row_multiple=runner.row_multiple,
         bitwise=runner.bitwise,
         max_context=runner.max_context,
+        context_reason=runner.context_reason,
         fragments=not why,
         fragments_reason=why,
         seconds=time.perf_counter() - started,

@@ -74,6 +74,30 @@ class Geometry:
     head_dim: int
 
 
+def context_limit(config: Any) -> tuple[int, str]:
+    """Tokens up to which a context is attended to as a whole, and why not more ("": it is the
+    model's own limit). Beyond it stock transformers does what the tile grid does not."""
+    limits = [(int(config.max_position_embeddings), "")]
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk and "chunked_attention" in (getattr(config, "layer_types", None) or ()):
+        why = "beyond that some layers see their chunk only (`attention_chunk_size`)"
+        limits.append((int(chunk), why))
+    if (rows := unscaled_rows(config)) is not None:
+        limits.append((rows, "beyond that queries are scaled (`attn_temperature_tuning`)"))
+    return min(limits)
+
+
+def unscaled_rows(config: Any) -> int | None:
+    """How many queries of a forward are not scaled (Llama 4); None: there is no such scale.
+
+    Layers without a rotation multiply the query of index i by 1 + s log(1 + floor((i+1) / f)). The
+    index is that of the row in its forward, whatever its position.
+    """
+    if not getattr(config, "attn_temperature_tuning", False):
+        return None
+    return int(config.floor_scale) - 1
+
+
 class Runner:
     """A loaded model: `forward(spans, store)` and a store of the right shape."""
 
@@ -91,7 +115,8 @@ class Runner:
             head_dim=getattr(self.config, "head_dim", None) or self.config.hidden_size // heads,
         )
         self.vocab_size = int(self.config.vocab_size)
-        self.max_context = int(self.config.max_position_embeddings)
+        self.max_context, self.context_reason = context_limit(self.config)
+        self.max_rows = unscaled_rows(self.config)  # of one forward; None: any number
         self.row_multiple = 16  # confirmed or raised by the probe of the admission
         self.bitwise = False  # set by the admission
         self.admission: Admission | None = None
@@ -148,6 +173,11 @@ class Runner:
         heads = self.geometry.num_heads
         batch = build(spans, store, tile, heads, self.row_multiple, self.rotations)
         batch.cancel = cancel
+        if self.max_rows is not None and batch.num_rows > self.max_rows:
+            raise ModelRefused(
+                f"{self.name} scales the queries of long forwards: use a token_budget "
+                f"of at most {self.max_rows}, not {batch.num_rows}"
+            )
         self.run(batch)
         wanted = sum(span.wants_logits for span in spans)
         return self.last_logits[:wanted].float()
