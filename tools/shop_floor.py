@@ -14,8 +14,9 @@ from typing import Any
 
 from inms_lab import label
 from inms_lab.config import Config
-from inms_lab.events import Registered, Released
+from inms_lab.events import Registered
 from inms_lab.policy import by_name
+from inms_lab.records import Prompt, Record, publish
 from inms_lab.request import Request
 from inms_lessons.planted import CONTEXT, VOCABULARY, Scripted
 
@@ -70,15 +71,6 @@ class Worker:
     base: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A sealed text: its holder (a record's), its tokens and their place in the token table."""
-
-    seq_id: int
-    tokens: list[int]
-    offset: int
-
-
 class Floor:
     """`blocks`: of the global, the group's and the private pool."""
 
@@ -91,8 +83,8 @@ class Floor:
         self.log.piece, self.log.about["model"] = self.words.piece, "words, no weights"
         self.engine.open_pools((TEAM,), BYTES)
         self.crew: list[Worker] = []
-        self.records: list[Text] = []
-        self.prompts: list[Text] = []
+        self.records: list[Record] = []
+        self.prompts: list[Prompt] = []
         self.names, self.numbers = (
             iter(self.rng.sample(names := NAMES.split(), len(names))),
             count(1),
@@ -104,37 +96,28 @@ class Floor:
     def preload(self, text: str) -> None:
         """Seal the prompt."""
         holder = self.engine.register("prompt", "prompt", label.PUBLIC)
-        tokens = self.words.ids(text)
-        self.prompts.append(Text(holder, tokens, self.log.add_tokens(tokens)[0]))
-        self._prompt(holder)
+        tokens = tuple(self.words.ids(text))
+        self.prompts.append(Prompt(tokens, self.log.add_tokens(tokens)[0]))
+        self._take(holder, *self.prompts)
         self.engine.settle()
 
-    def publish(self, text: str, by: str) -> Text:
+    def publish(self, text: str, by: str) -> Record:
         """A record of the team's, behind the prompt and the records that are out."""
-        seq_id = self.engine.register("record", f"{TEAM}/{next(self.numbers)}", label.group(TEAM))
-        tokens = self.words.ids(text)
-        offset, length = self.log.add_tokens(tokens)
-        record = Text(seq_id, tokens, offset)
-        self.engine.cache.record(Released(seq_id, by, TEAM, offset, length))
-        self._prompt(seq_id)
-        for earlier in (*self.records, record):
-            self._attach(seq_id, earlier, -1 if earlier is record else earlier.seq_id)
-        self.records.append(record)
+        name, tokens = f"{TEAM}/{next(self.numbers)}", tuple(self.words.ids(text))
+        draft = Record(name, by, tokens, -1, -1, TEAM)
+        out, _ = publish(self.engine, self.engine.submit, draft, self.prompts, self.records)
+        self.records.append(out)
         self.engine.settle()
-        return record
+        return out
 
-    def withdraw(self, record: Text, cause: str) -> None:
+    def withdraw(self, record: Record, cause: str) -> None:
         """Nobody new is to read it: its holder is closed."""
-        self.engine.submit(Request(record.seq_id, "close", cause=cause))
+        self._ask(record.seq_id, "close", cause=cause)
         self.engine.settle()
 
-    def _prompt(self, seq_id: int) -> None:
-        for p in self.prompts:
-            self._ask(seq_id, "append", p.tokens, tier="global", offset=p.offset, seal=True)
-
-    def _attach(self, seq_id: int, record: Text, behind: int) -> None:
-        where: dict[str, Any] = {"tier": "group", "group": TEAM, "offset": record.offset}
-        self._ask(seq_id, "append", record.tokens, **where, seal=True, record=behind)
+    def _take(self, seq_id: int, *texts: Prompt | Record) -> None:
+        for text in texts:
+            self.engine.submit(text.request(seq_id))
 
     # agents ---------------------------------------------------------------------------------
 
@@ -146,9 +129,7 @@ class Floor:
         seq_id = len(self.books.sequences)
         who = (seq_id, "agent", name, "default", tuple(sorted(clearance)))
         self.engine.cache.record(Registered(*who, self.engine.namespace.root(), off=off))
-        self._prompt(seq_id)
-        for record in self.records if attach else ():
-            self._attach(seq_id, record, record.seq_id)
+        self._take(seq_id, *self.prompts, *(self.records if attach else ()))
         self.engine.settle()
         return Worker(seq_id, name, self.books.sequences[seq_id].num_tokens)
 
