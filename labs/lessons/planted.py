@@ -22,8 +22,10 @@ from inms_lab.events import Commanded, Event, PoolOpened, Registered, Released, 
 from inms_lab.log import Log
 from inms_lab.model.forward import DryModel
 from inms_lab.outcome import Chunk
+from inms_lab.records import Prompt, Record
 from inms_lab.reenact import policy_of
 from inms_lab.request import Request
+from inms_lab.sequence import Sequence
 from inms_lab.spans import Sampled
 
 from .told import said, told
@@ -108,8 +110,7 @@ class _Rerun:
         self.engine = Scripted(policy_of(log), config, log.about["bytes_per_token"])
         self.engine.log.piece, self.engine.log.about = log.piece, log.about
         self.ids: dict[int, int] = {}  # of holders there -> here
-        self.whose: dict[int, tuple[str, str]] = {}  # prompts and records there -> tier, group
-        self.here: dict[int, int] = {}  # offset there -> here
+        self.texts: dict[int, Prompt | Record] = {}  # sealed texts here, by their offset there
         self.gone: set[int] = set()  # offsets of what was not released
         self.planned = False  # whether something was planned since the last input
 
@@ -133,20 +134,17 @@ class _Rerun:
             engine.cache.record(e)
         elif isinstance(e, Registered) and not leave:
             self._register(e)
+        elif isinstance(e, Released) and (leave or e.seq_id not in self.ids):
+            self.gone.add(e.offset)
         elif isinstance(e, Released):
-            self.whose[e.seq_id] = ("group", e.group)
-            if leave or e.seq_id not in self.ids:
-                self.gone.add(e.offset)
-                return
-            self.here[e.offset], _ = engine.log.add_tokens(self._tokens(e))
-            there = (self.ids[e.seq_id], e.by, e.group, self.here[e.offset], e.length)
-            engine.cache.record(Released(*there))
+            text, holder = tuple(self._tokens(e)), self.ids[e.seq_id]
+            offset, length = engine.log.add_tokens(text)
+            self.texts[e.offset] = Record("", e.by, text, holder, offset, e.group)
+            engine.cache.record(Released(holder, e.by, e.group, offset, length))
         elif isinstance(e, Commanded) and not leave and e.seq_id in self.ids:
             self._command(e)
 
     def _register(self, e: Registered) -> None:
-        if e.kind == "prompt":
-            self.whose[e.seq_id] = ("global", "")
         new = len(self.engine.ledger.sequences)
         if e.parent_id < 0:
             self.engine.cache.record(replace(e, seq_id=new))
@@ -162,21 +160,23 @@ class _Rerun:
         seq = self.engine.ledger.sequences[self.ids[e.seq_id]]
         if e.verb == "fail" or not seq.is_live or (e.length and e.offset in self.gone):
             return  # a failure is what came of it, not an input
+        self.engine.submit(self._request(e, seq))
+        self.engine.enter()  # now, as then: unless its holder is still busy here
+
+    def _request(self, e: Commanded, seq: Sequence) -> Request:
+        if e.seal and seq.kind == "prompt":
+            text = tuple(self._tokens(e))
+            self.texts[e.offset] = Prompt(text, self.engine.log.add_tokens(text)[0])
+        if e.seal and e.offset in self.texts:
+            request = self.texts[e.offset].request(seq.seq_id)
+            request.record = -1 if request.record == seq.seq_id else request.record  # it writes it
+            return request
         request = Request(seq.seq_id, e.verb, count=e.count, cause=e.cause)
         if e.verb in ("append", "write"):
-            request.tokens = self._tokens(e)
-            source = e.source if e.source >= 0 else e.seq_id
-            tier, group = self.whose.get(source, ("private", ""))
-            request.tier, request.group, request.seal = tier, group, e.seal
-            request.record = self.ids.get(e.source, -1) if tier == "group" else -1
-            request.offset = self.here.get(e.offset) if e.seal else None
-            if request.offset is None and tier == "global":
-                request.offset, _ = self.engine.log.add_tokens(request.tokens)
-                self.here[e.offset] = request.offset
+            request.tokens, request.seal = self._tokens(e), e.seal
         elif e.verb == "rollback":
             request.count = min(e.count, seq.num_tokens)
-        self.engine.submit(request)
-        self.engine.enter()  # now, as then: unless its holder is still busy here
+        return request
 
     def _tokens(self, e: Commanded | Released) -> list[int]:
         return self.log.tokens[e.offset : e.offset + e.length].tolist()
