@@ -325,7 +325,7 @@ def test_a_file_of_something_else_is_refused(runner: Runner, tmp_path: Path) -> 
     with pytest.raises(BadInput, match="another sample"):
         measure(runner, [changed], SETTINGS, path, progress=False)
     path.write_text("no json\n")
-    with pytest.raises(BadInput, match="no measurement"):
+    with pytest.raises(BadInput, match="holds no results"):
         measure(runner, samples(1), SETTINGS, path, progress=False)
     with pytest.raises(BadInput, match="same name"):
         measure(runner, [SAMPLE, SAMPLE], SETTINGS, progress=False)

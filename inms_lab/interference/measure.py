@@ -10,7 +10,6 @@ the samples that are there; a file of another model or other settings is refused
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import pandas as pd
 from inms_lab.errors import BadInput
 from inms_lab.interference import compare
 from inms_lab.interference.contexts import Scratch
+from inms_lab.interference.resume import Lines
 from inms_lab.interference.samples import Sample
 from inms_lab.interference.variants import FULL, Outcome, Settings, examine
 from inms_lab.model.progress import bar
@@ -126,60 +126,35 @@ def measure(
     settings = settings or Settings()
     if len({sample.name for sample in samples}) < len(samples):
         raise BadInput("two samples have the same name")
-    file = _Record(Path(path), runner.digest, settings) if path is not None else None
+    header = {"format": FORMAT, "model": runner.digest, "settings": asdict(settings)}
+    lines = Lines(path, header)
     done: dict[str, dict[str, Outcome]] = {}
     scratch = Scratch(runner, settings.tile, _room(samples, settings))
     try:
         with bar(len(samples), "interference", unit="sample", enabled=progress) as shown:
             for sample in samples:
-                found = file.find(sample) if file is not None else None
-                done[sample.name] = found or _rounded(examine(scratch, sample, settings))
-                if file is not None and found is None:
-                    file.append(sample, done[sample.name])
+                outcomes = _known(lines, sample)
+                if outcomes is None:
+                    outcomes = _rounded(examine(scratch, sample, settings))
+                    variants = {name: asdict(outcome) for name, outcome in outcomes.items()}
+                    lines.append(sample.name, {"digest": sample.digest, "variants": variants})
+                done[sample.name] = outcomes
                 shown.update()
     finally:
         scratch.close()
     return Measurement(runner.digest, settings, done)
 
 
-class _Record:
-    """The file of a measurement."""
-
-    def __init__(self, path: Path, model: str, settings: Settings) -> None:
-        self.path = path
-        header = {"format": FORMAT, "model": model, "settings": asdict(settings)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        written = path.read_text(encoding="utf-8") if path.exists() else ""
-        whole = written[: written.rfind("\n") + 1]  # an interrupted run may leave half a line
-        try:
-            lines = [json.loads(line) for line in whole.splitlines()]
-            self.known: dict[str, Any] = {line["sample"]: line for line in lines[1:]}
-        except (ValueError, TypeError, KeyError) as error:
-            raise BadInput(f"{path} holds no measurement ({error}): give another file") from None
-        if lines and lines[0] != header:
-            raise BadInput(
-                f"{path} holds a measurement of another model or with other settings "
-                f"({lines[0]}): give another file, or delete this one"
-            )
-        path.write_text(whole or json.dumps(header) + "\n", encoding="utf-8")
-
-    def find(self, sample: Sample) -> dict[str, Outcome] | None:
-        """The outcomes of this sample, if they are there."""
-        line = self.known.get(sample.name)
-        if line is None:
-            return None
-        if line["digest"] != sample.digest:
-            raise BadInput(
-                f"{self.path} holds another sample called {sample.name!r}: give another file"
-            )
-        return {name: Outcome(**values) for name, values in line["variants"].items()}
-
-    def append(self, sample: Sample, outcomes: dict[str, Outcome]) -> None:
-        """One line more."""
-        variants = {name: asdict(outcome) for name, outcome in outcomes.items()}
-        line = {"sample": sample.name, "digest": sample.digest, "variants": variants}
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+def _known(lines: Lines, sample: Sample) -> dict[str, Outcome] | None:
+    """The outcomes of this sample, if the file has them."""
+    found = lines.find(sample.name)
+    if found is None:
+        return None
+    if found["digest"] != sample.digest:
+        raise BadInput(
+            f"{lines.path} holds another sample called {sample.name!r}: give another file"
+        )
+    return {name: Outcome(**values) for name, values in found["variants"].items()}
 
 
 def _rounded(value: Any) -> Any:
