@@ -1,7 +1,4 @@
-"""Full measurements for lessons: a lab measures a few samples itself and reads the rest here.
-
-Files in `benchmarks/results/`, each written by the command that it names.
-"""
+"""Full measurements for lessons: what a named command wrote into `benchmarks/results/`."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ from typing import Any
 
 from inms_lab.errors import BadInput
 
-FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"  # whatever engine is run
 
 
 def results(name: str) -> dict[str, Any]:
-    """What the file `name`.json holds; `results(name)["command"]` is what wrote it."""
-    path = FOLDER / f"{name}.json"
-    if not path.exists():
-        found = ", ".join(sorted(p.stem for p in FOLDER.glob("*.json"))) or "none"
-        raise BadInput(
-            f"there are no results called {name!r} in {FOLDER.name}/; there are: {found}"
-        )
+    """The results file of this name, without its ending; raises `BadInput` where there is none."""
+    path = RESULTS / f"{name}.json"
+    known = ", ".join(sorted(p.stem for p in RESULTS.glob("*.json"))) or "none"
+    if not path.is_file():
+        raise BadInput(f"there are no results {name!r}; there are: {known}")
     return dict(json.loads(path.read_text("utf-8")))
