@@ -69,7 +69,7 @@ MUTATIONS = {
         "03",
     ),
     "a block can be found before it is written": (
-        "plan.py",
+        "lookup.py",
         'return pool.pending.get(key) if "pending" in seq.off else None',
         "return pool.pending.get(key)",
         "03",
@@ -109,6 +109,36 @@ MUTATIONS = {
         "iter(self.events[: stop - self.first])",
         "iter(self.events[: stop - self.first + 1])",
         "04",
+    ),
+    "everybody is cleared for everything": (
+        "label.py",
+        "return clearance.issuperset(label)",
+        "return True",
+        "05",
+    ),
+    "a label forgets what stood before": (
+        "label.py",
+        "return frozenset().union(*labels)",
+        "return frozenset(labels[-1])",
+        "05",
+    ),
+    "a text is found whoever has encoded it": (
+        "reuse.py",
+        "allowed = there and shared and clears(seq, segment.label)",
+        "allowed = there",
+        "05",
+    ),
+    "queries are turned the wrong way": (
+        "attention/turns.py",
+        "factors(rotation, -shift)",
+        "factors(rotation, shift)",
+        "06",
+    ),
+    "a shift has the wrong sign": (
+        "segment.py",
+        "return self.first_position - self.encoded",
+        "return self.encoded - self.first_position",
+        "06",
     ),
 }
 
@@ -160,7 +190,7 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04"])
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
     """So that what turns red above does so for the mutation's sake."""
     package = tmp_path / "inms_lab"
