@@ -80,8 +80,8 @@ class Agent:
         """Take `text` (or token ids) into the context, privately; gives the context's length.
 
         `role` makes it a turn of the model's chat format; None takes the text as it is. `seal`: it
-        is a segment of its own, which can be found by its content wherever it is read again, by
-        those who may hold it: in mode inms by nobody but this agent.
+        is a segment of its own: a fragment, if one of its teams has released the same text. (In
+        mode global everybody finds everybody's.)
         """
         if tier != PRIVATE:
             raise SealedTier(

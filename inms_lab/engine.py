@@ -20,7 +20,7 @@ from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
 from inms_lab.errors import AgentClosed, PoolExhausted, SealedTier
-from inms_lab.events import PoolOpened, Registered
+from inms_lab.events import Freed, PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.freeing import aborted, plan_preempt
 from inms_lab.gate import Gate
@@ -57,7 +57,7 @@ class Engine:
         about = config.about(policy.name, sorted(policy.off), model.digest, per_token)
         self.log.about = about | self.terms.about()
         self.desk = Desk()
-        self.retired: set[int] = set()  # superseded records that somebody may still read
+        self.retired, self.victims = set[int](), set[int]()  # superseded records; who gave way
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
         self.num_computed = 0  # tokens through the model
@@ -107,8 +107,7 @@ class Engine:
             if not chunks:
                 self.bookkeeping += planned - started
                 return None
-            logits = self.forward(chunks)
-            sampled = self.sample(chunks, logits)
+            sampled = self.sample(chunks, self.forward(chunks))
         except BaseException:
             for event in aborted(self.ledger, None, "interrupted"):
                 self.cache.record(event)
@@ -162,7 +161,7 @@ class Engine:
         """Plan and commit, one sequence after the other, within the token budget."""
         chunks: list[Chunk] = []
         stuck: list[NoRoom] = []
-        budget, moved = self.config.token_budget, False
+        budget, moved, self.victims = self.config.token_budget, False, set[int]()
         for seq_id in schedule(self.ledger):
             if budget <= 0 or not self.ledger.sequences[seq_id].has_work:
                 continue
@@ -170,7 +169,7 @@ class Engine:
             if isinstance(outcome, NoRoom):
                 stuck.append(outcome)  # waits for those that go on, or fails below
             elif isinstance(outcome, Plan):
-                moved |= bool(outcome.events)
+                moved |= bool(outcome.events) and seq_id not in self.victims
                 chunks += [outcome.chunk] if outcome.chunk else []
                 budget -= outcome.chunk.stop - outcome.chunk.start if outcome.chunk else 0
         for seq_id in list(self.desk.running):  # a full hit, or a cut, may have left nothing to do
@@ -192,9 +191,10 @@ class Engine:
                 self._commit(detach(self.ledger, self.policy, len(self.log), outcome))
                 continue
             elif isinstance(outcome, NoRoom):
-                pool_id = outcome.pool_id
-                plan = plan_preempt(self.ledger, len(self.log), seq_id, pool_id, busy, force)
+                where = (len(self.log), seq_id, outcome.pool_id)
+                plan = plan_preempt(self.ledger, *where, busy, force)
                 if plan is not None:
+                    self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
                     self._commit(plan)
                     continue
             elif isinstance(outcome, Refused):

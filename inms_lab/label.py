@@ -31,6 +31,11 @@ def join(*labels: Iterable[str]) -> Label:
     return frozenset().union(*labels)
 
 
+def is_shared(label: Iterable[str]) -> bool:
+    """Whether no single agent's text is in it: it is public or a team's."""
+    return not any(principal.startswith("agent:") for principal in label)
+
+
 def may_hold(label: Iterable[str], clearance: Label) -> bool:
     """Whether a reader with `clearance` may hold a block with `label` (check 4 of a decision)."""
     return clearance.issuperset(label)

@@ -17,6 +17,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.lookup import hits, stretch
 from inms_lab.outcome import Chunk, Decision, Deferred, Gone, NoRoom, Outcome, Plan, Refused
 from inms_lab.segment import Segment
+from inms_lab.sequence import Sequence
 
 
 def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
@@ -60,11 +61,20 @@ class _Draft:
         if here % size == 0 and is_being_written(pool, segment, index):
             why = f"block {index} of segment {number} is being written"
             return Deferred(seq.seq_id, why) if fresh else False
-        if segment.is_fragment:  # only mounted, behind what is computed; never written
+        record = self._record_of(segment)
+        if record is not None and record.is_live and record.num_computed < record.num_tokens:
+            return Deferred(seq.seq_id, f"{record.name} is being encoded") if fresh else False
+        lost = record is not None and not record.is_live and not may_write(seq, segment.tier)
+        if segment.is_fragment or lost:  # only mounted, behind what is computed; never written
             return Gone(seq.seq_id, number) if fresh else False
         if not may_write(seq, segment.tier) and "label" not in seq.off:
             return Refused(seq.seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
         return self._compute(number, segment, here)
+
+    def _record_of(self, segment: Segment) -> Sequence | None:
+        """The holder of the record whose text this is in somebody else's context."""
+        source = self.books.sequences.get(segment.source)
+        return source if source is not None and source.kind == "record" else None
 
     def _share(self, number: int, segment: Segment) -> int:
         """Mount what is found at the segment's end; gives the slots that have KV then."""

@@ -16,7 +16,7 @@ from typing import Any
 from inms_lab.checks import can_shift, clears, pays, within_gate
 from inms_lab.events import Commanded
 from inms_lab.gate import Gate
-from inms_lab.label import Label, join
+from inms_lab.label import Label, is_shared, join
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Gone, Plan
 from inms_lab.policy import PRIVATE, Place, Policy
@@ -97,16 +97,21 @@ def reuse(
 
 
 def found(books: Ledger, seq: Sequence, tokens: bytes) -> Iterator[tuple[Sequence, int, Segment]]:
-    """The sealed segments with these tokens that are written and that `seq` may hold, those of the
-    oldest holder first. What it may not hold is not even looked at."""
+    """The sealed segments with these tokens that `seq` may hold, those of the oldest holder first.
+    What it may not hold is not even looked at; nor is private text, its own neither: whether its KV
+    is there just now depends on what others do, and results may not. Where there are no labels (and
+    with the check switched off, for a lesson) an agent's text counts as soon as it is written."""
     length = len(tokens) // 4
     for holder in books.holders():
         if holder.seq_id == seq.seq_id or holder.namespace != seq.namespace or not holder.is_live:
             continue
         for number, segment in enumerate(holder.segments):
-            written = segment.computed == len(segment.tokens) == length and not segment.open
-            wanted = written and segment.indexed and segment.tokens.tobytes() == tokens
-            if wanted and clears(seq, segment.label):
+            if len(segment.tokens) != length or segment.open or not segment.indexed:
+                continue
+            there = holder.kind != "agent" or segment.computed == length
+            shared = is_shared(segment.label) or "label" in seq.off
+            allowed = there and shared and clears(seq, segment.label)
+            if allowed and segment.tokens.tobytes() == tokens:
                 yield holder, number, segment
 
 

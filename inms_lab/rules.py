@@ -83,7 +83,8 @@ def _commanded(books: Ledger, e: Commanded) -> None:
     elif e.verb == "detach":
         before = seq.segments[: e.count + 1]
         gone = before[e.count]
-        require(gone.is_fragment, "only a fragment is detached")
+        ended = gone.source >= 0 and not books.sequences[gone.source].is_live
+        require(gone.is_fragment or ended, "only what another holder's KV stood for is detached")
         require(gone.computed < len(gone.tokens), "what is mounted whole is not detached")
         require(clears(seq, e.label), f"{seq.name} may not hold {sorted(e.label)} (check 4)")
         _is_placed(books.pools[e.pool_id], seq, e, frozenset().union(*(s.label for s in before)))

@@ -258,7 +258,8 @@ class Books:
 
     def _detach(self, holder: Holder, e: Commanded) -> None:
         old = holder.parts[e.count]
-        _ask(old.fragment and not any(p.table for p in holder.parts[e.count + 1 :]), "detached")
+        attached = old.fragment or old.tier in SEALED_TIERS
+        _ask(attached and not any(p.table for p in holder.parts[e.count + 1 :]), "detached")
         at, tokens = old.written, old.tokens
         old.tokens, old.contexts = tokens[:at], old.contexts[:at]
         old.chain = old.chain[:at]

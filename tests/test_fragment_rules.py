@@ -269,9 +269,16 @@ def own_fragment() -> Story:
     """The reader has mounted its own sealed text, which its twin has elsewhere: blocks 2 and 3 of
     the private pool, in the reader's segment 2."""
     story = Story()
-    toy = story.toy
-    toy.do(story.reader, "append", SECRET, seal=True)
-    (segment,) = story.segments(story.reader)[2:]
+    toy, who = story.toy, story.reader
+    piece = next(i for i, s in enumerate(story.segments(story.twin)) if [*s.tokens] == [*SECRET])
+    donor, offset = story.segments(story.twin)[piece], toy.log.add_tokens(SECRET)[0]
+    number = toy.ledger.sequences[who].number + 1
+    place = (donor.tier, donor.label, donor.pool_id, offset, len(SECRET))
+    whose = {"source": story.twin, "piece": piece, "encoded": donor.encoded}
+    made = Commanded(who, number, "append", *place, seal=True, **whose)
+    assert toy.cache.commit(Plan(len(toy.log), (made,))) is None
+    toy.run()
+    (segment,) = story.segments(who)[2:]
     assert (segment.is_fragment, segment.computed, segment.pool_id) == (True, 8, "private")
     return story
 
@@ -331,8 +338,8 @@ def gone() -> tuple[Story, Commanded]:
 
 
 DETACHED: dict[str, tuple[str, dict[str, Any]]] = {
-    "of no fragment": ("only a fragment", {"count": 1}),
-    "of the prompt": ("only a fragment", {"count": 0}),
+    "of no fragment": ("another holder's KV", {"count": 1}),
+    "of the prompt": ("another holder's KV", {"count": 0}),
     "of what is not there": ("does not exist", {"count": 3}),
     "counted from the end": ("a negative number", {"count": -1}),
     "with a lower label": ("a label joins", {"label": ("agent:a",)}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,7 +165,8 @@ def test_a_text_that_a_tool_gave_is_offered_once_and_found_by_its_content() -> N
         assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
 
 
-def test_a_sealed_text_of_ones_own_is_found_again_by_nobody_else() -> None:
+def test_private_text_is_no_fragment_for_anybody_not_even_for_its_owner() -> None:
+    """Whether its KV is there just now depends on what others do; a result may not."""
     with lab() as it:
         _, ada, ben = team_of(it)
         twin = ada.fork().result()
@@ -173,8 +175,62 @@ def test_a_sealed_text_of_ones_own_is_found_again_by_nobody_else() -> None:
         twin.read(NEWS, seal=True).result()
         ben.read(YOURS).result()
         ben.read(NEWS, seal=True).result()
-        assert outcomes(it, "ada")["shared at a shift"] == len(NEWS)
+        assert outcomes(it, "ada")["shared at a shift"] == 0
         assert outcomes(it, "ben")["shared at a shift"] == 0
+
+
+def test_a_released_text_is_found_by_whoever_reads_it_sealed() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        ben.read(MINE).result()
+        ben.read(NEWS, seal=True).result()
+        assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
+
+
+@pytest.mark.parametrize("before", [[], MINE])
+def test_a_record_that_is_still_being_encoded_is_waited_for(before: list[int]) -> None:
+    """However long it takes, and whether it is attached in its place or at a shift."""
+    long = [i % 300 for i in range(50)]
+    with lab() as it:
+        it.engine.config = replace(it.engine.config, token_budget=7)
+        team, ada, ben = team_of(it)
+        if before:
+            ben.read(before).result()
+
+        async def program(me: Any) -> None:
+            team.publish(NEWS, by=ada)
+            team.publish(long, by=ada, behind="prompt")
+            await me.attach(team)
+
+        it.start({ben: program})
+        it.run_to()
+        assert ben.tokens == [*PROMPT, *before, *NEWS, *long]
+        verbs = [e.verb for e in it.log.events if isinstance(e, Commanded)]
+        assert "detach" not in verbs
+        assert outcomes(it, "ben")["computed"] == len(before)
+
+
+@pytest.mark.parametrize("before", [[], MINE])
+def test_a_record_that_could_not_be_encoded_is_computed_by_who_has_attached_it(
+    before: list[int],
+) -> None:
+    with lab(group_blocks=6) as it:
+        team, ada, ben = team_of(it)
+        if before:
+            ben.read(before).result()
+        team.publish(list(range(300, 316)), by=ada)
+
+        async def program(me: Any) -> None:
+            team.publish(NEWS, by=ada, behind="prompt")
+            await me.attach(NEWS, tier="group")
+
+        it.start({ben: program})
+        it.run_to()
+        assert ben.tokens == [*PROMPT, *before, *NEWS]
+        assert "detach" in [e.verb for e in it.log.events if isinstance(e, Commanded)]
+        assert outcomes(it, "ben")["computed"] == len(before) + len(NEWS)
+        it.check()
 
 
 def test_in_mode_global_anybody_finds_it() -> None:
