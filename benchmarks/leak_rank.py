@@ -1,6 +1,6 @@
 """What reused KV tells of a secret: every reader's rank of the true candidate. Writes JSON.
 
-    python benchmarks/leak_rank.py [--trials 200] [--candidates 10] [--seed 0] [--out FILE]
+    python benchmarks/leak_rank.py [--trials 400] [--candidates 10] [--seed 0] [--out FILE]
 
 Trials that were done are kept in benchmarks/scratch/, so a run that was stopped is taken up again.
 """
@@ -24,7 +24,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--trials", type=int, default=200)
+    parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--candidates", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "leak_rank.json")

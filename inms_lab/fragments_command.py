@@ -35,7 +35,11 @@ def fragments(
     seed: Annotated[int, typer.Option(help="which messages are drawn for --quality")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
-    """How much text of real logs was seen before: as a prefix, as messages, anywhere."""
+    """How much text of real logs was seen before: as a prefix, as messages, anywhere.
+
+    A file holds a request a line: {"session", "agent", "messages": [{"role", "content"}, ...]}, in
+    .jsonl, .jsonl.gz or .json; some formats of public logs are read as they are (messages.py).
+    """
     from inms_lab import fragments_table as table
     from inms_lab.messages import files_in
     from inms_lab.model.progress import bar

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -251,3 +252,29 @@ def test_on_the_default_model_vectors_tell_the_secret_and_lookups_hold() -> None
     table = judge.measure(runner, items, progress=False).table().loc["lookup"]
     assert table.loc[PUBLIC, "correct"] == 1
     assert table.loc[PUBLIC, "changed"] == 0
+
+
+# --- the committed results ------------------------------------------------------------------------
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+
+
+def test_measured_leaks_are_at_chance_where_kv_is_clean_and_above_it_where_not() -> None:
+    told = json.loads((RESULTS / "leak_rank.json").read_text())
+    rows = {(row["variant"], row["reader"]): row for row in told["rows"]}
+    assert len(rows) == 7
+    for (variant, _), row in rows.items():
+        assert row["trials"] >= 200
+        if variant != PRIVATE:
+            for what, chance in told["chance"].items():
+                assert row[f"{what}_low"] <= chance <= row[f"{what}_high"], (variant, what)
+    assert rows[PRIVATE, leak.LESS_OWN]["top1_low"] > 2 * told["chance"]["top1"]
+    assert rows[PRIVATE, leak.VECTORS]["top1"] == 1
+
+
+def test_measured_decisions_change_less_behind_public_context() -> None:
+    told = json.loads((RESULTS / "judge_consistency.json").read_text())
+    changed = {(row["kind"], row["variant"]): row["changed"] for row in told["rows"]}
+    assert all(row["items"] >= 60 for row in told["rows"])
+    assert changed["lookup", PUBLIC] <= changed["lookup", PRIVATE] < changed["lookup", MISSING]
+    assert changed["choice", PUBLIC] < changed["choice", PRIVATE] < changed["choice", MISSING]
