@@ -14,7 +14,7 @@ import pytest
 from harness import one_thread
 
 from inms_lab.errors import BadInput
-from inms_lab.interference import judge, leak
+from inms_lab.interference import judge, leak, leak_figures
 from inms_lab.interference.contexts import Scratch
 from inms_lab.interference.likelihood import log_likelihoods
 from inms_lab.interference.resume import Lines
@@ -237,6 +237,20 @@ def test_items_say_the_truth_and_keep_the_doubt_private() -> None:
         assert all(o in read(one.shared) for o in options) == (one.kind == "choice")
     with pytest.raises(BadInput, match="options"):
         judge.of_package(Letters(), 1, num_options=1)
+
+
+def test_figures_show_the_tables(runner: Runner) -> None:
+    table = leak.measure(runner, [trial(0), trial(1, 2)], progress=False).table()
+    (bars,) = leak_figures.leaks(table, K).data
+    assert list(bars.x) == table["top1"].to_list()
+    assert bars.y[2] == "private, vectors"
+    assert leak_figures.leaks(table, K, "rank").layout.shapes[0].x0 == (K - 1) / 2
+    decided = judge.measure(runner, [item(0), item(1)], progress=False).table()
+    (bars,) = leak_figures.decisions(decided).data
+    assert list(bars.x) == decided["changed"].to_list()
+    for figure in (leak_figures.leaks, leak_figures.decisions):
+        with pytest.raises(BadInput, match="none of"):
+            figure(table, what="colour")
 
 
 # --- the default model ----------------------------------------------------------------------------
