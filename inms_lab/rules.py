@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from inms_lab import table_rules
-from inms_lab.checks import clears
+from inms_lab.checks import clears, may_write
 from inms_lab.errors import PlanInvalid
 from inms_lab.events import (
     Aborted,
@@ -84,7 +84,8 @@ def _commanded(books: Ledger, e: Commanded) -> None:
         before = seq.segments[: e.count + 1]
         gone = before[e.count]
         ended = gone.source >= 0 and not books.sequences[gone.source].is_live
-        require(gone.is_fragment or ended, "only what another holder's KV stood for is detached")
+        lost = gone.is_fragment or (ended and not may_write(seq, gone.tier))
+        require(lost, "only what another holder's KV stood for is detached")
         require(gone.computed < len(gone.tokens), "what is mounted whole is not detached")
         require(clears(seq, e.label), f"{seq.name} may not hold {sorted(e.label)} (check 4)")
         _is_placed(books.pools[e.pool_id], seq, e, frozenset().union(*(s.label for s in before)))

@@ -110,11 +110,10 @@ def hits_private(it: Lab, team: Any, ada: Any, change: dict[str, Any], path: Pat
 
 
 def hits_fragment(it: Lab, team: Any, ada: Any, change: dict[str, Any], path: Path) -> bool:
-    ada.read(MINE).result()
-    ada.read(NEWS, seal=True).result()
+    team.publish(NEWS, by=ada)
     with namespace(it, change):
-        again = Request(-1, "append", NEWS, seal=True)
-        return shares(it, holder(it, "agent", "ada", ADA, again)) > 0
+        texts = Request(-1, "append", MINE), Request(-1, "append", NEWS, seal=True)
+        return shares(it, holder(it, "agent", "ada", ADA, *texts)) > 0
 
 
 def publishes(it: Lab, team: Any, ada: Any, change: dict[str, Any], path: Path) -> bool:

@@ -377,6 +377,26 @@ def test_what_is_mounted_whole_is_not_detached() -> None:
     story.refuses((made,), "what is mounted whole")
 
 
+def test_what_the_reader_computes_itself_is_not_detached() -> None:
+    """A record's text, its holder ended: the reader's own from the beginning, and half computed."""
+    story = Story()
+    toy, who = story.toy, story.reader
+    toy.enter(story.record, "close")
+    toy.enter(who, "append", NEWS, tier="group", group="team", seal=True, record=story.record)
+    label = ("agent:a", "group:team")
+    number = toy.ledger.sequences[who].number + 1
+    made = Commanded(who, number, "detach", label=label, count=2, **PRIVATE)
+    segment = story.segments(who)[2]
+    assert (segment.source, segment.tier) == (story.record, "private")
+    for computed in (0, 3, 6):
+        while segment.computed < computed:
+            toy.step(budget=3)
+        plan = plan_extend(toy.ledger, len(toy.log), who, 3)
+        assert isinstance(plan, Plan)
+        for before in ((), plan.events):
+            story.refuses((*before, made), "another holder's KV")
+
+
 # inputs that make no sense -------------------------------------------------------------------
 
 
