@@ -140,6 +140,13 @@ def test_a_part_anywhere_has_the_same_kv_up_to_the_turn_of_its_keys(scratch: Scr
     assert (scratch.kv(there) - scratch.kv(here)).abs().max() > 0.1
 
 
+def test_a_copy_has_the_same_kv_in_slots_of_its_own(scratch: Scratch) -> None:
+    part = scratch.encode(RECORD)
+    copy = scratch.copy(part)
+    assert copy.slot >= part.slot + len(part)
+    assert torch.equal(scratch.kv(copy), scratch.kv(part))
+
+
 def test_several_questions_of_one_forward_equal_single_ones(scratch: Scratch) -> None:
     before, record = context(scratch)
     scratch.compute()

@@ -73,23 +73,25 @@ def calibration_from(measured: Measurement, cost: Cost, what: str, seed: int = 0
     )
 
 
-def cost_of(runner: Runner, tile: int = 64, repeat: int = 9) -> Cost:
-    """Time a chunk of prefill, and decode steps with and without a fragment of eight tiles.
+def cost_of(runner: Runner, tile: int = 64, repeat: int = 15) -> Cost:
+    """Time a chunk of prefill, and decode steps with and without four fragments of eight tiles.
 
     The two kinds of step take turns, so that a machine that others use slows both alike.
     """
-    tile = min(tile, runner.max_context // 32)
+    tile = min(tile, runner.max_context // 64)
     length, rng = 8 * tile, random.Random(0)
     words = [rng.randrange(runner.vocab_size) for _ in range(3 * length)]
-    scratch = Scratch(runner, tile, 4 * length)
+    scratch = Scratch(runner, tile, 6 * length)
     context = scratch.encode(words[:length])
     fragment = scratch.encode(words[length : 2 * length])
+    fragments = [fragment, *(scratch.copy(fragment) for _ in range(3))]
     prefills, tiles = [], []
-    for _ in range(repeat):
-        with scratch.room():
-            prefills.append(_timed(scratch, words[2 * length :], [context]) / length)
+    for i in range(repeat):
+        if i % 3 == 0:
+            with scratch.room():
+                prefills.append(_timed(scratch, words[2 * length :], [context]) / length)
         without = _timed(scratch, [], [context])
-        tiles.append((_timed(scratch, [], [context, fragment]) - without) / 8)
+        tiles.append((_timed(scratch, [], [context, *fragments]) - without) / 32)
     scratch.close()
     return Cost(statistics.median(prefills), max(0.0, statistics.median(tiles)))
 

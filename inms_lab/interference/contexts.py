@@ -195,6 +195,12 @@ class Scratch:
                     both[layer, 0] = rotation.turn(both[layer, 0], at - part.first).to(both.dtype)
         return both
 
+    def copy(self, part: Part) -> Part:
+        """The same KV once more, in slots of its own."""
+        slot = self._take(len(part))
+        self.store.copy((POOL, part.slot), (POOL, slot), len(part))
+        return replace(part, slot=slot)
+
     # --- below: slots, tiles, spans ---------------------------------------------------------
 
     def _take(self, count: int) -> int:
