@@ -61,6 +61,8 @@ EXERCISES = {
         Exercise("dropped", "03", 10, "medium", "deciding:dropped"),
         Exercise("culprits", "04", 35, "hard", "culprits:culprits"),
         Exercise("labels", "05", 15, "medium", "labelling:labels"),
+        Exercise("turn", "06", 15, "medium", "turning:turn"),
+        Exercise("afresh", "07", 20, "hard", "afresh:afresh", seconds=90.0),
     )
 }
 
