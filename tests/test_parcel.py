@@ -177,6 +177,20 @@ def test_blocks_that_are_there_are_mounted_and_not_written_again(sent: Path) -> 
         it.assert_clean()
 
 
+def test_the_same_text_at_another_place_does_not_stand_in_for_it(sent: Path) -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(MORE, by=ada)
+        elsewhere = team.publish(NEWS, by=ada)
+        record = team.import_record(sent, by=ben)
+        own = it.engine.ledger.sequences[record.seq_id].segments[-1]
+        assert not own.is_fragment
+        found = parcel.load(sent)
+        assert torch.equal(kv_of(it, record), torch.stack((found.keys, found.values)))
+        assert not torch.equal(kv_of(it, record), kv_of(it, elsewhere))
+        it.assert_clean()
+
+
 def test_a_program_imports_between_two_steps(sent: Path) -> None:
     with lab() as it:
         team, ada, ben = team_of(it)
