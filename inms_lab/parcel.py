@@ -85,9 +85,11 @@ class Parcel:
 
     def digest(self) -> str:
         """Of everything in it."""
-        both = (x.contiguous().view(torch.uint8) for x in (self.keys, self.values))
-        about = json.dumps(self.about(), sort_keys=True).encode()
-        return digest(about, *(x.numpy().tobytes() for x in both)).hex()
+        parts = [json.dumps(self.about(), sort_keys=True).encode()]
+        for x in (self.keys, self.values):
+            parts += [f"{x.dtype}{tuple(x.shape)}".encode()]
+            parts += [x.contiguous().view(torch.uint8).numpy().tobytes()]
+        return digest(*parts).hex()
 
     def due(self) -> tuple[bytes, ...]:
         """The fingerprints that follow from its text and its place."""

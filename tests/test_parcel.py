@@ -359,6 +359,8 @@ def damaged(data: bytes, how: str) -> bytes:
     header = 8 + int.from_bytes(data[:8], "little")
     if how == "a bit of a key":
         return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+    if how == "the shape":
+        return data[:header].replace(b"[2,2,11,16]", b"[2,2,16,11]") + data[header:]
     if how == "a token":
         return data[:header].replace(b"100, 101", b"101, 100") + data[header:]
     if how == "the label":
@@ -375,7 +377,7 @@ def damaged(data: bytes, how: str) -> bytes:
 @pytest.mark.parametrize(
     "how",
     [
-        *("a bit of a key", "a token", "the label", "cut short"),
+        *("a bit of a key", "the shape", "a token", "the label", "cut short"),
         *("a name", "a number", "another file", "empty"),
     ],
 )
