@@ -105,6 +105,8 @@ def found(books: Ledger, seq: Sequence, tokens: bytes) -> Iterator[tuple[Sequenc
     for holder in books.holders():
         if holder.seq_id == seq.seq_id or holder.namespace != seq.namespace or not holder.is_live:
             continue
+        if seq.kind == "record" and holder.kind != "agent":
+            continue  # what others mount is encoded without approximation
         for number, segment in enumerate(holder.segments):
             if len(segment.tokens) != length or segment.open or not segment.indexed:
                 continue
