@@ -82,9 +82,9 @@ def within_gate(gate: Gate, seq: Sequence) -> str:
     return "" if "gate" in seq.off else gate.excess()
 
 
-def pays(gate: Gate, num_tokens: int, num_tiles: int, bytes_per_token: int) -> str:
+def pays(gate: Gate, num_tokens: int, bytes_per_token: int) -> str:
     """Check 6: why a fragment of this size is not worth it; "": it is, or nobody measured."""
-    worth = gate.worth(num_tokens, num_tiles, bytes_per_token)
+    worth = gate.worth(num_tokens, bytes_per_token)
     if worth is None or worth.pays:
         return ""
     return f"not worth it: saves {worth.saved_ms:.2f} ms, costs {worth.cost_ms:.2f} ms"

@@ -49,8 +49,7 @@ def _cost(segment: Segment, terms: Terms) -> str:
     known = terms.gate.calibration if terms.gate is not None else None
     if terms.gate is None or known is None:
         return "not measured for this model"
-    tiles = -(-len(segment.tokens) // terms.tile)
-    worth = terms.gate.worth(len(segment.tokens), tiles, terms.bytes_per_token)
+    worth = terms.gate.worth(len(segment.tokens), terms.bytes_per_token)
     assert worth is not None, "it is calibrated"
     return (
         f"KL {known.kl:.3f}, agreement {known.agreement:.3f}; saves {worth.num_bytes} bytes and "

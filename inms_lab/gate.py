@@ -40,11 +40,12 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What mounting a fragment is expected to save, and what reading it is expected to cost."""
+    """What mounting a fragment is expected to save, and what reading it is expected to cost: it
+    begins a tile of its own; the others would be read of a private copy too."""
 
     num_bytes: int  # of KV that is not held again
     saved_ms: float  # prefill that is not computed
-    cost_ms: float  # tiles more, over the gate's horizon
+    cost_ms: float  # of one tile more, over the gate's horizon
 
     @property
     def pays(self) -> bool:
@@ -57,7 +58,7 @@ class Gate:
     """Bounds for reuse at another place; compared with the unfavourable ends of the intervals.
 
     `max_kl` in nats and `min_agreement` in 0 to 1; None: no bound. `horizon`: decode steps over
-    which the cost of a fragment's tiles is counted.
+    which the cost of a fragment's further tile is counted.
     """
 
     max_kl: float | None = 0.05
@@ -87,12 +88,12 @@ class Gate:
             return f"gate: agreement down to {low:.3f}, the bound is {self.min_agreement:g}"
         return ""
 
-    def worth(self, num_tokens: int, num_tiles: int, bytes_per_token: int) -> Worth | None:
-        """The balance for `num_tokens` in `num_tiles` tiles; None where nothing was measured."""
+    def worth(self, num_tokens: int, bytes_per_token: int) -> Worth | None:
+        """The balance for a fragment of `num_tokens`; None where nothing was measured."""
         if self.calibration is None:
             return None
         saved = num_tokens * self.calibration.prefill_ms
-        cost = num_tiles * self.calibration.tile_ms * self.horizon
+        cost = self.calibration.tile_ms * self.horizon
         return Worth(num_tokens * bytes_per_token, saved, cost)
 
     def about(self) -> dict[str, Any]:

@@ -126,11 +126,10 @@ def refusal(terms: Terms, seq: Sequence, donor: Segment) -> str:
     """Why the donor's KV is no fragment for `seq` (checks 5 and 6); "": it is one."""
     if terms.gate is None:
         return SWITCHED_OFF
-    tiles = -(-len(donor.tokens) // terms.tile)
     return (
         can_shift(terms.unsafe)
         or within_gate(terms.gate, seq)
-        or pays(terms.gate, len(donor.tokens), tiles, terms.bytes_per_token)
+        or pays(terms.gate, len(donor.tokens), terms.bytes_per_token)
     )
 
 
