@@ -170,7 +170,7 @@ def _hint(run: Run, seq_id: int, site: Site, seen: Label) -> str:
     """Which of the two functions answered what. Not what it should have."""
     made, books = run.engine.carried[site], run.engine.ledger
     if made.label != seen:
-        return f"{made.words()}: whose words stand in this block, and whose before it?"
+        return f"{made.words()}: whose words has this block seen?"
     clearance = books.sequences[seq_id].clearance
     answer = run.engine.answers.get((seq_id, site))
     return f"may_hold({braced(made.label)}, {braced(clearance)}) gave {answer}"
