@@ -191,7 +191,7 @@ def test_every_reason_for_a_fragment_or_against_it_is_in_the_table() -> None:
             min_agreement=0.99, calibration=known
         ),
         "gate: this model is not calibrated": Gate(),
-        "not worth it: saves 15.00 ms, costs 1920.00 ms": Gate(
+        "not worth it: saves 15.00 ms, costs 640.00 ms": Gate(
             calibration=replace(known, tile_ms=10)
         ),
         "encoded at another place, and fragments are switched off": None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import pandas as pd
 
@@ -18,6 +19,7 @@ from inms_lab.experiment.reading import NAMES, WAYS
 from inms_lab.experiment.tasks import DECIDERS, READER, Task, Team, teams_of
 from inms_lab.gate import OPEN
 from inms_lab.model.forward import DryModel, Forward
+from inms_lab.model.progress import bar
 from inms_lab.usage import deep_size, peak
 
 
@@ -66,15 +68,18 @@ def by_readers(
     names: Sequence[str | Mode] | None = None,
     settings: Settings | None = None,
     num_readers: Sequence[int] = (1, 2, 4, 8),
+    progress: bool = True,
 ) -> pd.DataFrame:
     """Blocks at the peak, the mean over teams: a row a mode, a column a number of readers."""
-    settings = settings or Settings()
+    settings, columns = settings or Settings(), modes.chosen(names)
     teams = [part[0].team for part in teams_of(tasks)]
-    rows = {}
-    for mode in modes.chosen(names):
-        counts = (
-            [rehearse(model, team, mode, settings, n).num_blocks for team in teams]
-            for n in num_readers
-        )
-        rows[mode.name] = [sum(blocks) / len(teams) for blocks in counts]
+    rows: dict[str, list[float]] = {mode.name: [] for mode in columns}
+    total = len(columns) * len(num_readers) * len(teams)
+    with bar(total, "more readers", unit="run", enabled=progress) as shown:
+        for mode, n in product(columns, num_readers):
+            blocks = 0
+            for team in teams:
+                blocks += rehearse(model, team, mode, settings, n).num_blocks
+                shown.update()
+            rows[mode.name].append(blocks / len(teams))
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(num_readers))
