@@ -140,6 +140,24 @@ MUTATIONS = {
         "return self.encoded - self.first_position",
         "06",
     ),
+    "the gate looks at the favourable end": (
+        "gate.py",
+        "known.kl_interval[1] > self.max_kl",
+        "known.kl_interval[0] > self.max_kl",
+        "07",
+    ),
+    "all but one block is computed afresh": (
+        "attaching.py",
+        "return tuple(range(ceil(recompute * count)))",
+        "return tuple(range(ceil(recompute * count) - 1))",
+        "07",
+    ),
+    "a reused text is measured at the wrong shift": (
+        "interference/contexts.py",
+        "shift = part.sense * (first + offset - part.first)",
+        "shift = -part.sense * (first + offset - part.first)",
+        "07",
+    ),
 }
 
 
@@ -190,7 +208,7 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06"])
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
     """So that what turns red above does so for the mutation's sake."""
     package = tmp_path / "inms_lab"
