@@ -461,6 +461,7 @@ def test_leak_is_the_share_of_unnamed_options_that_the_guess_beats() -> None:
         outcome = replace(played("inms"), answers={task.digest: {"chosen": 0, "scores": scores}})
         found = Experiment(tasks, [MODES["inms"]], {"inms": [outcome]})
         assert found.decisions().leak[0] == want
+        assert found.decisions().pull[0] == guess - (first + second) / 2
 
 
 def test_teams_are_drawn_and_not_tasks() -> None:

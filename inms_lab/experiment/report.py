@@ -18,6 +18,7 @@ from inms_lab.interference.calibrate import machine
 TABLES = ("modes", SETTLED, UPDATED, "stages", "compared", "readers")
 LEAK_RANK = "leak_rank.json"
 ENDS = ("", "_low", "_high")
+COST_HEADINGS = ("KV, MiB", "metadata", "prefill", "TTFT", "computed", "wall")
 
 
 def as_result(
@@ -78,32 +79,23 @@ def risk_of(folder: Path) -> dict[str, Any] | None:
 
 
 def render(result: Mapping[str, Any]) -> None:
-    """Print the modes and the stages."""
+    """Print quality and costs of the modes, and what each stage adds."""
     from rich.console import Console
     from rich.table import Table
 
     out, found = Console(), tables(result)
     every, late = found["modes"], found[UPDATED]
     title = f"{result['num_tasks']} tasks of {result['num_teams']} teams, 95 % intervals"
-    shown = Table(title=title)
-    headings = ("right", "guess of another", "stale, if changed", "leak", "KV, MiB", "metadata",
-                "prefill", "TTFT, ms", "wall, ms")  # fmt: skip
-    shown.add_column("mode")
-    for heading in headings:
-        shown.add_column(heading, justify="right")
+    quality = Table("mode", "right", "guess", "stale, if changed", "leak", title=title)
+    costs = Table("mode", *COST_HEADINGS, title="means over teams; tokens and ms")
     for name, row in every.iterrows():
-        shown.add_row(
-            str(name),
-            *(_share(row, what) for what in ("correct", "guess")),
-            _share(late.loc[name], "stale"),
-            f"{row.leak:.2f} [{row.leak_low:.2f}, {row.leak_high:.2f}]",
-            f"{row.kv_bytes / 2**20:.1f}",
-            f"{row.metadata_bytes / 2**20:.2f}",
-            f"{row.prefill_tokens:.0f}",
-            f"{row.ttft_ms:.0f}",
-            f"{row.wall_ms:.0f}",
-        )
-    out.print(shown)
+        shares = (_share(row, "correct"), _share(row, "guess"), _share(late.loc[name], "stale"))
+        leak = f"{row.leak:.2f} [{row.leak_low:.2f}, {row.leak_high:.2f}]"
+        quality.add_row(str(name), *shares, leak)
+        numbers = (row.prefill_tokens, row.ttft_ms, row.computed_tokens, row.wall_ms)
+        sizes = (f"{row.kv_bytes / 2**20:.1f}", f"{row.metadata_bytes / 2**20:.2f}")
+        costs.add_row(str(name), *sizes, *(f"{number:.0f}" for number in numbers))
+    out.print(quality, costs)
     for name, row in found["stages"].iterrows():
         out.print(
             f"{name} ({MODES[str(name)].what}): KV x {row.kv_bytes:.2f}, prefill of the reader x "

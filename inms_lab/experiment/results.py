@@ -4,7 +4,11 @@
     guess       the private guess of another agent was: contamination
     stale       the value that held before was (changed facts only)
     leak        a guess was more likely than a value that no text of the team names, 0 to 1: chance
-                is 0.5, for values are drawn at random; NaN where options have no likelihood
+                is 0.5, for values are drawn at random
+    pull        the same in nats: log p of the guess less the mean of those values; between modes
+                that give the reader the same texts: what their KV does
+
+`leak` and `pull` are NaN where options have no likelihood.
 
 Means over tasks or teams with the ends of 95 % bootstrap intervals. Teams are drawn, not tasks: the
 tasks of a team share its texts. Equal seeds give equal intervals.
@@ -25,7 +29,7 @@ from inms_lab.experiment.play import Played
 from inms_lab.experiment.tasks import Task, teams_of
 from inms_lab.interference.compare import Interval
 
-QUALITY = ("correct", "guess", "stale", "leak")
+QUALITY = ("correct", "guess", "stale", "leak", "pull")
 COSTS = ("kv_bytes", "kv_blocks", "metadata_bytes", "prefill_tokens", "ttft_ms", "wall_ms",
          "computed_tokens", "shifted_tokens", "context_tokens")  # fmt: skip
 EXACT = "inms global"  # the same texts as in other modes that are told, every one computed
@@ -53,10 +57,10 @@ class Experiment:
                     chosen, nan = answer.chosen, float("nan")
                     stale = float(chosen == task.stale) if task.stale >= 0 else nan
                     found = float(chosen == task.right), float(chosen == task.guess), stale
-                    leak = _leak(task, answer.scores) if answer.scores else nan
+                    leak = _leak(task, answer.scores) if answer.scores else (nan, nan)
                     said = task.said[chosen] if chosen >= 0 else ""
                     what = (mode.name, number, task.digest, task.kind, task.asked, said, chosen)
-                    rows.append((*what, *found, leak))
+                    rows.append((*what, *found, *leak))
         names = ["mode", "team", "task", "kind", "asked", "said", "chosen", *QUALITY]
         return pd.DataFrame(rows, columns=names)
 
@@ -147,10 +151,11 @@ def _drawn(count: int, statistic: Callable[[np.ndarray], np.ndarray], seed: int)
     return Interval(float(statistic(np.arange(count)[None])[0]), float(low), float(high))
 
 
-def _leak(task: Task, scores: Sequence[float]) -> float:
-    guess = scores[task.guess]
-    wins = [(guess > scores[i]) + (guess == scores[i]) / 2 for i in task.others]
-    return sum(wins) / len(wins)
+def _leak(task: Task, scores: Sequence[float]) -> tuple[float, float]:
+    """`leak` and `pull` of one task."""
+    guess, others = scores[task.guess], [scores[i] for i in task.others]
+    wins = [(guess > other) + (guess == other) / 2 for other in others]
+    return sum(wins) / len(wins), guess - sum(others) / len(others)
 
 
 def _ends(name: str, found: Interval) -> dict[str, float]:
