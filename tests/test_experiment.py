@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import models
+import pandas as pd
 import psutil
 import pytest
 import torch
@@ -20,6 +21,7 @@ from harness import one_thread
 from typer.testing import CliRunner
 
 from inms_lab import cli, experiment_command
+from inms_lab.claims import DOES_NOT_HOLD, HOLDS, registry
 from inms_lab.errors import BadInput
 from inms_lab.experiment import benefit as benefits
 from inms_lab.experiment import figures, report, run, score
@@ -668,6 +670,28 @@ def test_end_points_one_token_wastes_nothing_and_a_whole_context_saves_nothing()
 
 
 @pytest.mark.parametrize(
+    ("least", "verdict"), [(256, HOLDS), (128, DOES_NOT_HOLD), (512, DOES_NOT_HOLD)]
+)
+def test_the_claim_about_block_sizes_holds_if_the_size_takes_least(
+    least: int, verdict: str
+) -> None:
+    """Empty slots and metadata count, the KV of tokens does not; it must hold in every table."""
+    rows = [
+        {"mode": mode, "share": share, "block_size": size, "num_agents": 8, "tokens": 2000,
+         "kv": 10**9 // size, "waste": 2**20 * (1 + (size != at) + share), "metadata": 2**19}
+        for at, mode in ((least, "inms"), (256, "independent"))
+        for share in (0.0, 1.0) for size in (*benefits.COMPARED, 2000)
+    ]  # fmt: skip
+    table = pd.DataFrame(rows)
+    told = benefits.claimed(table)[benefits.CLAIM]
+    assert told["verdict"] == verdict
+    assert f"2.0 MiB with {least}" in told["measured"]
+    assert told["measured"].count("3.0 MiB with") == 2
+    assert benefits.claimed(table, table.assign(waste=table.block_size))[benefits.CLAIM][
+        "verdict"] == DOES_NOT_HOLD  # fmt: skip
+
+
+@pytest.mark.parametrize(
     ("share", "options"),
     [(0.333, {}), (1.5, {}), (-0.1, {}), (0.5, {"num_agents": 0}), (0.5, {"tokens": 0})],
 )
@@ -706,16 +730,18 @@ def test_the_command_writes_a_file_that_the_reports_read(small: Path) -> None:
 def test_the_command_prints_the_benefit_model(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = benefits.measure
-    monkeypatch.setattr(
-        benefits, "measure", lambda: whole((0, Fraction(1, 2)), (16,), tokens=200, progress=False)
-    )
+    whole, shares, sizes = benefits.measure, (0, Fraction(1, 2)), (16, *benefits.COMPARED)
+    small = {"tokens": 200, "progress": False}
+    monkeypatch.setattr(benefits, "measure", lambda **_: whole(shares, sizes, **small))
     out = tmp_path / "benefit.json"
     done = CliRunner().invoke(cli.app, ["experiment", "--benefit", "--results", str(out)])
     assert done.exit_code == 0, done.output
     assert "explain: 0 at most" in done.output
     rows = json.loads(out.read_text())["rows"]
-    assert {row["block_size"] for row in rows} == {16, 200}
+    assert {row["block_size"] for row in rows} == {16, 128, 200, 256, 512}
+    (claim,) = (claim for claim in registry(tmp_path) if claim.claim_id == benefits.CLAIM)
+    assert claim.verdict == DOES_NOT_HOLD
+    assert claim.measured.count("200 tokens: ") == 2
 
 
 RESULT = experiment_command.RESULTS / "experiment.json"

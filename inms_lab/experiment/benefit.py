@@ -16,6 +16,7 @@ from fractions import Fraction
 import pandas as pd
 
 from inms_lab import bill
+from inms_lab.claims import DOES_NOT_HOLD, HOLDS
 from inms_lab.config import Config
 from inms_lab.errors import BadInput
 from inms_lab.lab import Lab
@@ -25,6 +26,8 @@ from inms_lab.usage import deep_size, held_bytes
 
 SHARES = tuple(Fraction(tenths, 10) for tenths in range(9))
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256, 512)  # and the whole context
+CLAIM, CLAIMED, COMPARED = "block-size-256", 256, (128, 256, 512)  # of claims.py
+CLAIM_TOKENS = 16_000  # contexts that the claim is made for
 BYTES_PER_TOKEN = 46_080  # of the default model in float32
 VOCABULARY = 50_000
 
@@ -114,6 +117,29 @@ def measure(
             rows.append({**asdict(found), "unexplained": found.unexplained, "total": found.total})
             shown.update()
     return pd.DataFrame(rows)
+
+
+def overhead(table: pd.DataFrame, mode: str = "inms") -> pd.Series:
+    """Bytes by block size that are no token's KV: empty slots and metadata, mean over shares."""
+    mine = table[table["mode"] == mode]
+    means: pd.Series = (mine.waste + mine.metadata).groupby(mine.block_size).mean()
+    return means
+
+
+def claimed(*found: pd.DataFrame) -> dict[str, dict[str, str]]:
+    """What tables of `measure` say of the claim about block sizes, as claims.py reads it: it holds
+    if the size takes least beside the KV of tokens in each of them."""
+    told, holds = [], True
+    for table in found:
+        extra = overhead(table)
+        holds &= extra[list(COMPARED)].idxmin() == CLAIMED
+        sizes = ", ".join(f"{extra[size] / 2**20:.1f} MiB with {size}" for size in COMPARED)
+        told.append(f"{table.tokens.iloc[0]:,} tokens: {sizes}")
+    agents, last = found[0].num_agents.iloc[0], found[0].share.max()
+    measured = f"empty slots and metadata of {agents} agents; {'; '.join(told)}"
+    verdict = HOLDS if holds else DOES_NOT_HOLD
+    return {CLAIM: {"measured": measured, "interval": f"mean of p = 0 ... {last:g}",
+                    "verdict": verdict}}  # fmt: skip
 
 
 def _lab(mode: str, block_size: int, num_agents: int, tokens: int, bytes_per_token: int) -> Lab:
