@@ -32,6 +32,10 @@ class Desk:
         self.queues.pop(seq_id, None)
         return None
 
+    def wanted(self) -> set[int]:
+        """The records that waiting requests are to attach."""
+        return {r.record for queue in self.queues.values() for r in queue if r.record >= 0}
+
     def start(self, request: Request, seq: Sequence) -> None:
         """A request that takes steps has entered the books."""
         request.target = seq.num_tokens

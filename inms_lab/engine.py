@@ -134,7 +134,7 @@ class Engine:
     def _retire(self) -> None:
         """Superseded records that no context has any more give their blocks back."""
         used = {s.source for seq in self.ledger.holders() if seq.is_live for s in seq.segments}
-        for seq_id in sorted(self.retired - used):
+        for seq_id in sorted(self.retired - used - self.desk.wanted()):
             self.retired.discard(seq_id)
             self.end(seq_id, "close", "superseded, and nobody reads it")
 

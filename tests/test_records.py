@@ -139,6 +139,22 @@ def test_a_superseded_record_goes_when_nobody_reads_it_any_longer() -> None:
         assert it.engine.ledger.pools["group:t"].num_held < held
 
 
+def test_a_superseded_record_stays_for_who_has_asked_for_it_already() -> None:
+    """Asked for, replaced, and only then the lab takes a step: it is mounted, and goes later."""
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        ben.read(MINE).result()
+        old = team.publish(NEWS, by=ada)
+        asked = ben.attach(old)
+        team.publish(MORE, by=ada, replaces=old)
+        asked.result()
+        assert outcomes(it, "ben")["shared at a shift"] == len(NEWS)
+        assert ben.outdated == [old]
+        ben.close().result()
+        ada.read(MINE).result()
+        assert it.engine.ledger.sequences[old.seq_id].state == "reclaimed"
+
+
 def test_a_superseded_record_is_refused_by_the_name_of_the_one_that_holds() -> None:
     with lab() as it:
         team, ada, ben = team_of(it)
