@@ -15,7 +15,7 @@ from typing import Any
 
 from .curves import COLOURS, PLOTLY
 
-DARK, GREY = "#222", "#777"
+DARK = "#222"
 STYLE = f"background:#fff;fill:{DARK};font:13px sans-serif;max-width:100%"
 LEFT, WIDTH = 190, 330  # of a picture's plot
 ROW = 22  # pixels of a bar
@@ -64,7 +64,8 @@ class Bars:
         if kind == "log":
             figure.update_xaxes(dtick=1)  # a mark a decade
         if self.limit is not None:
-            figure.add_vline(x=self.limit, line={"dash": "dot", "color": "grey"})
+            line = {"dash": "dot", "color": COLOURS[1], "width": 2}  # the template has no width
+            figure.add_vline(x=self.limit, line=line, opacity=1)
         return figure
 
     def svg(self) -> str:
@@ -149,7 +150,7 @@ class Heat:
         for column in self.marked:
             place = {"x0": column - 0.48, "x1": column + 0.48, "y0": -0.5, "y1": len(rows) - 0.5}
             look = {"line": {"color": COLOURS[1], "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
-            figure.add_shape(type="rect", **place, **look)
+            figure.add_shape(type="rect", opacity=1, **place, **look)
         figure.update_xaxes(title=self.across, type="category")
         return figure.update_yaxes(title=self.down, autorange="reversed")
 
@@ -207,7 +208,8 @@ def _word(x: float, y: float, text: str, anchor: str = "start") -> str:
 
 def _line(x0: float, y0: float, x1: float, y1: float, dash: str = "") -> str:
     ends = f'x1="{x0:.1f}" y1="{y0:.1f}" x2="{x1:.1f}" y2="{y1:.1f}"'
-    return f'<line {ends} stroke="{GREY if dash else DARK}" stroke-dasharray="{dash}"/>'
+    look = f'stroke="{COLOURS[1]}" stroke-width="2"' if dash else f'stroke="{DARK}"'
+    return f'<line {ends} {look} stroke-dasharray="{dash}"/>'
 
 
 def _colour(share: float) -> str:
