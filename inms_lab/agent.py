@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -44,7 +43,6 @@ class Agent:
         self.error: BaseException | None = None  # what ended its program, if something did
         self.outputs: list[Output] = []
         self.requests: list[Request] = []  # writes, for the time to first token
-        self.attached: dict[int, Request] = {}  # record -> the request that took it in
         self.turn = Turn(lab.text)
 
     # what it holds --------------------------------------------------------------------------
@@ -116,10 +114,7 @@ class Agent:
     def deviating(self, record: Record, share: float = 0.15) -> list[int]:
         """The numbers of the `share` of a record's blocks whose KV deviates most from what would
         be computed at the end of this context: for `attach(record, recompute=...)`."""
-        from inms_lab.deviation import deviations, most_deviating
-
-        find = partial(deviations, self.lab.engine, self.seq_id, record)
-        return most_deviating(self.lab.look(find), share)
+        return attaching.deviating(self, record, share)
 
     @property
     def outdated(self) -> list[Record]:
@@ -206,10 +201,8 @@ class Agent:
         if not isinstance(num_tokens, int) or num_tokens < 0:
             raise BadInput(f"a number of tokens to drop is wanted, not {num_tokens!r}")
 
-        def forget(_: None) -> None:  # records that are gone can be attached again
-            left = len(self.tokens)
-            kept = {k: r for k, r in self.attached.items() if r.target <= left}
-            self.attached, self.turn.ended = kept, None
+        def forget(_: None) -> None:
+            self.turn.ended = None
 
         return self.ask(Request(self.seq_id, "rollback", drop=num_tokens), forget)
 
@@ -218,7 +211,7 @@ class Agent:
 
         def child(seq_id: int) -> Agent:
             other = Agent(self.lab, self.name, seq_id, self.groups)
-            other.attached, other.turn.ended = dict(self.attached), self.turn.ended
+            other.turn.ended = self.turn.ended
             return self.lab.adopt(other)
 
         return self.ask(Request(self.seq_id, "fork"), child)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+from inms_lab.entering import check_length
 from inms_lab.errors import AgentClosed, BadInput, NotAMember, UnknownGroup
 from inms_lab.lifecycle import LIVE
 from inms_lab.pending import Pending
@@ -51,12 +52,24 @@ def attach(
 
 def outdated(agent: Agent) -> list[Record]:
     """See `Agent.outdated`."""
+    held = {s.source for s in agent.lab.engine.ledger.sequences[agent.seq_id].segments}
     olds = ((g, old) for g in agent.lab.groups.values() for old in g.superseded.values())
-    return [
-        old
-        for group, old in olds
-        if old.seq_id in agent.attached and group.newest(old).tokens != old.tokens
-    ]
+    return [o for g, o in olds if o.seq_id in held and g.newest(o).tokens != o.tokens]
+
+
+def deviating(agent: Agent, record: Record, share: float) -> list[int]:
+    """See `Agent.deviating`."""
+    from inms_lab.deviation import deviations, most_deviating
+
+    if not isinstance(record, Record):
+        raise BadInput(f"a record is wanted, not {record!r}")
+    team = _team(agent, agent.lab.groups.get(record.group))
+
+    def find() -> list[float]:
+        team.check(record)
+        return deviations(agent.lab.engine, agent.seq_id, record)
+
+    return most_deviating(agent.lab.look(find), share)
 
 
 def _team(agent: Agent, team: Group | None) -> Group:
@@ -75,9 +88,10 @@ def _only_group(agent: Agent) -> Group:
 
 
 def _records(agent: Agent, team: Group, recompute: float | Sequence[int]) -> Pending[int]:
+    for record in team.records:
+        _afresh(agent, record, recompute)  # raises before anything is asked for
     pending = [_ask(agent, team, record, recompute) for record in team.refreshed()]
-    waiting = [p for p in pending if not p.future.done()]  # answered in order: the last is enough
-    return (waiting or pending or [_nothing(agent)])[-1]
+    return (pending or [_nothing(agent)])[-1]  # answered in order: the last is enough
 
 
 def _record(
@@ -94,22 +108,22 @@ def _text(
     record = team.find(tokens)
     if record is not None:
         return _record(agent, team, record, recompute)
+    engine = agent.lab.engine  # what could not enter is not released either
+    check_length(engine.ledger.sequences[agent.seq_id], len(tokens), engine.context)
     return _ask(agent, team, team.offer(tokens, agent), recompute)
 
 
 def _ask(
     agent: Agent, team: Group, record: Record, recompute: float | Sequence[int]
 ) -> Pending[int]:
-    """Attach a record, unless its text is in the context already."""
-    for known in (record, *team.versions(record)):
-        earlier = agent.attached.get(known.seq_id)
-        failed = earlier is not None and earlier.future.done() and earlier.future.exception()
-        if earlier is not None and not failed and known.tokens == record.tokens:
-            return Pending(agent.lab.driver, earlier.future)
-    size = agent.lab.config.block_size
-    request = record.request(agent.seq_id, blocks_afresh(len(record.tokens), size, recompute))
-    agent.attached[record.seq_id] = request
+    """Attach a record, unless its text is in the context when the request enters."""
+    request = record.request(agent.seq_id, _afresh(agent, record, recompute))
+    request.versions = frozenset(r.seq_id for r in (record, *team.versions(record)))
     return agent.ask(request)
+
+
+def _afresh(agent: Agent, record: Record, recompute: float | Sequence[int]) -> tuple[int, ...]:
+    return blocks_afresh(len(record.tokens), agent.lab.config.block_size, recompute)
 
 
 def _nothing(agent: Agent) -> Pending[int]:

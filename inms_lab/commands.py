@@ -6,6 +6,7 @@ Bad input is refused here, with a named exception, before anything is logged.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain, groupby
 from operator import index
 
 from inms_lab.checks import may_write
@@ -76,6 +77,14 @@ def entry(
             require_text(seq, 0)
         events = (Commanded(seq.seq_id, seq.number + 1, request.verb),)
     return Plan(len(log), events)
+
+
+def stands(seq: Sequence, request: Request) -> bool:
+    """Whether the record to attach is in the context: the newest of its versions there has just
+    this text, whole and unedited."""
+    runs = groupby(seq.segments, key=lambda segment: segment.source)
+    texts = [[*chain(*(s.tokens for s in run))] for i, run in runs if i in request.versions]
+    return bool(texts) and texts[-1] == list(request.tokens)
 
 
 def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int) -> tuple[Event, ...]:

@@ -15,7 +15,7 @@ import torch
 
 from inms_lab import answering
 from inms_lab.cache import KVCache, Tensors
-from inms_lab.commands import check_request, entry
+from inms_lab.commands import check_request, entry, stands
 from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
@@ -144,7 +144,7 @@ class Engine:
             self._live(request.seq_id)
             if request.before is not None:
                 request.tokens = [*request.before(), *request.tokens]
-            plan = self._book(request)
+            plan = None if stands(seq, request) else self._book(request)
         except Exception as error:  # the asker's, not everybody's
             request.future.set_exception(error)
             self.desk.refuse_rest(seq.seq_id, error)
@@ -154,7 +154,7 @@ class Engine:
             return
         if request.verb in ENDS:
             self.desk.drop(seq.seq_id, AgentClosed(f"{seq.name} is {seq.state}"))
-        child = plan.events[0]
+        child = plan.events[0] if plan else None
         request.future.set_result(child.seq_id if isinstance(child, Registered) else None)
 
     def plan(self) -> list[Chunk]:

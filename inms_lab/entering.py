@@ -35,7 +35,7 @@ def texts(
     to be computed afresh."""
     require_text(seq, len(request.tokens))
     more = len(request.tokens) + (request.count if request.verb == "write" else 0)
-    _check_length(seq, more, max_context)
+    check_length(seq, more, max_context)
     known = _reuse(books, request, seq, terms)
     parts = list(_parts(books, policy, request, seq, known))
     if known.piece < 0:
@@ -117,7 +117,7 @@ def require_text(seq: Holder, more: int) -> None:
 
 def check_room(books: Ledger, seq: Holder, place: Place, more: int, max_context: int) -> None:
     """Raises `ContextTooLong` or `TextTooLarge` where `more` tokens can never have their KV."""
-    _check_length(seq, more, max_context)
+    check_length(seq, more, max_context)
     pool = books.pools[place.pool_id]
     size = pool.block_size
     mine = [s for s in seq.segments if s.pool_id == place.pool_id]
@@ -131,7 +131,7 @@ def check_room(books: Ledger, seq: Holder, place: Place, more: int, max_context:
         )
 
 
-def _check_length(seq: Holder, more: int, max_context: int) -> None:
+def check_length(seq: Holder, more: int, max_context: int) -> None:
     if seq.num_tokens + more > max_context:
         raise ContextTooLong(
             f"{seq.name} would have {seq.num_tokens + more} tokens, the limit is {max_context}: "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from inms_lab import parcel
 from inms_lab.agent import Agent
@@ -68,8 +69,14 @@ class Group:
         return record
 
     def _publish(
-        self, tokens: tuple[int, ...], by: str, chained: bool, old: Record | None
+        self,
+        tokens: tuple[int, ...],
+        by: str,
+        chained: bool,
+        old: Record | None,
+        again: bool = False,
     ) -> tuple[Record, Request]:
+        """`again`: the text has held before, and holds even if it cannot be encoded now."""
         if old is not None:
             self.check(old)
         at = len(self.records) if old is None else self.records.index(old)
@@ -83,7 +90,12 @@ class Group:
             self._count += 1
         else:
             self.newer[old.seq_id], self.superseded[old.seq_id] = record, old
-        last.future.add_done_callback(lambda f: self._withdraw(record) if f.exception() else None)
+
+        def ended(future: Future[Any]) -> None:
+            if not again and (future.cancelled() or future.exception() is not None):
+                self._withdraw(record, old)
+
+        last.future.add_done_callback(ended)
         return record, last
 
     def export(self, record: Record, path: str | Path, *, by: Agent) -> Path:
@@ -160,15 +172,20 @@ class Group:
         (lab's thread only). Their texts are the same."""
         for old in list(self.records):
             if is_stale(self.lab.engine, old):
-                self._publish(old.tokens, old.by, old.chained, old)
+                self._publish(old.tokens, old.by, old.chained, old, again=True)
         return list(self.records)
 
     def offer(self, tokens: Sequence[int], by: Agent) -> Record:
         """A record of a text that a member shares as it attaches it (lab's thread only)."""
         return self._publish(tuple(tokens), by.name, False, None)[0]
 
-    def _withdraw(self, record: Record) -> None:
-        """A record that could not be encoded is nobody's to attach."""
-        if record in self.records:
-            self.records.remove(record)
+    def _withdraw(self, record: Record, old: Record | None) -> None:
+        """A new record that could not be encoded is nobody's to attach. The text that it was to
+        replace holds again, as a later version; if that cannot be encoded either, it is there
+        without KV, and whoever attaches it computes it."""
+        if record in self.records and not self.lab.closed:
+            if old is None:
+                self.records.remove(record)
+            else:
+                self._publish(old.tokens, old.by, old.chained, record, again=True)
         self.lab.engine.end(record.seq_id, "fail", "the record could not be encoded")

@@ -33,6 +33,7 @@ class Request:
     seal: bool = False
     fresh: bool = False
     record: int = -1  # attach: the record's holder, whose KV is mounted: exact, or as a fragment
+    versions: frozenset[int] = frozenset()  # attach: not again where one of these has this text
     afresh: tuple[int, ...] = ()  # blocks of the fragment that are computed all the same
     cause: str = ""
     sampling: Sampling = field(default_factory=Sampling)
