@@ -180,7 +180,8 @@ class Agent:
     def rewrite(self, old: str, new: str) -> Pending[None]:
         """Replace the first `old` in its context by `new`, for this agent only.
 
-        The block that the edit goes through is copied on write; what follows is computed again.
+        The block that the edit goes through is copied on write; what follows is computed again, as
+        this agent's own text: a record in it is none any longer, and can be attached again.
         """
         return self.lab.driver.call(lambda: self._rewrite(old, new))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,9 @@ from inms_lab.errors import (
     ContextTooLong,
     NotAMember,
     NotCalibrated,
+    PoolExhausted,
     RecordSuperseded,
+    StepInterrupted,
     TextTooLarge,
     UnknownGroup,
 )
@@ -22,6 +25,8 @@ from inms_lab.events import Commanded, Copied, Released, Shared
 from inms_lab.gate import DEFAULT, OPEN, Calibration, Gate
 from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
+from inms_lab.records import Record
+from inms_lessons.small_labs import letter_lab
 
 SIZE = 4
 PROMPT, MINE, YOURS = list(range(10)), list(range(20, 31)), list(range(40, 53))
@@ -153,6 +158,145 @@ def test_a_superseded_record_stays_for_who_has_asked_for_it_already() -> None:
         ben.close().result()
         ada.read(MINE).result()
         assert it.engine.ledger.sequences[old.seq_id].state == "reclaimed"
+
+
+def test_whether_a_record_is_there_is_asked_when_the_attach_enters() -> None:
+    """Not when it is asked for: what was asked before may fork, or cut it off."""
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        child, later = ben.fork(), ben.attach(team)
+        fork = child.result()
+        later.result()
+        fork.attach(team).result()
+        assert fork.tokens == ben.tokens == [*PROMPT, *NEWS]
+        cut, again = ben.rollback(len(NEWS)), ben.attach(record)
+        cut.result()
+        assert again.result() == len(PROMPT) + len(NEWS)
+        assert ben.tokens == [*PROMPT, *NEWS]
+        assert ben.attach(record).result() == len(ben.tokens)
+        assert ben.tokens == [*PROMPT, *NEWS]
+
+
+def test_a_part_of_a_record_or_an_edited_one_is_not_the_record() -> None:
+    with letter_lab() as it:
+        team = it.group("t")
+        ada, ben = team.agents("ada", "ben")
+        record = team.publish("NEWSnews", by=ada, role=None)
+        ben.read("x", role=None).result()
+        ben.attach(record).result()
+        ben.rewrite("x", "yyyyyy").result()
+        ben.rollback(8).result()
+        ben.attach(record).result()
+        assert ben.text == "yyyyyyNEWSnews"
+        ben.rollback(2).result()
+        ben.attach(record).result()
+        assert ben.text == "yyyyyyNEWSneNEWSnews"
+
+
+def test_a_text_that_holds_again_is_attached_again() -> None:
+    """Its newest version in the context counts, not one before."""
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        first = team.publish(NEWS, by=ada)
+        ben.attach(team).result()
+        second = team.publish(MORE, by=ada, replaces=first)
+        ben.attach(team).result()
+        team.publish(NEWS, by=ada, replaces=second)
+        ben.attach(team).result()
+        ben.attach(team).result()
+        assert ben.tokens == [*PROMPT, *NEWS, *MORE, *NEWS]
+
+
+def test_a_cancelled_attach_can_be_asked_for_again() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        assert ben.attach(team).future.cancel()
+        ben.attach(team).result()
+        assert ben.tokens == [*PROMPT, *NEWS]
+
+
+def test_an_interrupted_attach_is_not_taken_in_twice() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        asked = ben.attach(team)
+
+        def interrupt(_: object) -> None:
+            it.driver.interrupt()
+
+        with it.watching(interrupt), suppress(StepInterrupted):
+            ben.read(MINE).result()
+        with suppress(StepInterrupted):
+            asked.result()
+        ben.attach(team).result()
+        assert ben.tokens.count(NEWS[0]) == 1
+
+
+def test_what_could_not_replace_a_record_leaves_its_text() -> None:
+    """The new text has no room beside a reader's: its publisher is told, and the old text holds."""
+    with lab(group_blocks=5) as it:
+        team, ada, ben = team_of(it)
+        old = team.publish(NEWS, by=ada)
+        ben.attach(team).result()
+        with pytest.raises(PoolExhausted):
+            team.publish(MORE, by=ada, replaces=old)
+        (record,) = team.records
+        assert (record.tokens, record.version) == (tuple(NEWS), 3)
+        with pytest.raises(RecordSuperseded, match="use version 3"):
+            ben.attach(old)
+        assert not ben.outdated
+        ben.attach(team).result()
+        assert ben.tokens == [*PROMPT, *NEWS]
+        ada.attach(team).result()
+        assert ada.tokens == [*PROMPT, *NEWS]
+
+
+def test_a_stale_record_that_cannot_be_encoded_again_is_computed_by_its_readers() -> None:
+    with lab(group_blocks=6) as it:
+        team, ada, ben = team_of(it)
+        first = team.publish(NEWS, by=ada)
+        second = team.publish(MORE, by=ada)
+        ben.attach(team).result()  # 6 blocks are held for it
+        ada.read(YOURS).result()
+        with suppress(PoolExhausted):
+            team.publish(YOURS[:3], by=ada, replaces=first)
+        ada.attach(team).result()
+        assert [r.tokens for r in team.records][1:] == [second.tokens]
+        assert ada.tokens[-len(MORE) :] == MORE
+
+
+def test_a_text_that_cannot_enter_is_not_released() -> None:
+    with lab(context=30) as it:
+        team, _, ben = team_of(it)
+        ben.read(MINE).result()
+        with pytest.raises(ContextTooLong):
+            ben.attach(NEWS)
+        assert not team.records
+        assert not any(isinstance(e, Released) for e in it.log.events)
+
+
+def test_deviations_are_for_members_and_of_records() -> None:
+    with lab() as it:
+        team, ada, _ = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        (cy,) = it.group("u").agents("cy")
+        forged = Record("u/1", "x", (), ada.seq_id, 0, "u")
+        for wrong, error in ((record, NotAMember), (forged, BadInput), ("x", BadInput)):
+            with pytest.raises(error):
+                cy.deviating(wrong)
+
+
+def test_numbers_of_blocks_must_fit_every_record_before_one_is_attached() -> None:
+    with lab() as it:
+        team, ada, ben = team_of(it)
+        team.publish(NEWS, by=ada)
+        team.publish(MORE[:2], by=ada)
+        with pytest.raises(BadInput, match="blocks 0 to 0"):
+            ben.attach(team, recompute=[2])
+        ben.read(MINE).result()
+        assert ben.tokens == [*PROMPT, *MINE]
 
 
 def test_a_superseded_record_is_refused_by_the_name_of_the_one_that_holds() -> None:
