@@ -55,6 +55,8 @@ def deviations(engine: Engine, seq_id: int, record: Record) -> list[float]:
         raise BadInput(f"{seq.name} has tokens without KV: await what it reads first")
     if not getattr(runner, "rotations", ()):
         raise BadInput("this model has no weights, or its KV cannot be shifted: there is no saying")
+    if len(runner.rotations) <= EARLY[-1]:
+        raise BadInput(f"layers {EARLY} decide, and this model has {len(runner.rotations)} in all")
     count, tile, first = len(donor.tokens), engine.tile, seq.num_tokens
     padded = -(-count // tile) * tile
     store.open(SCRATCH, padded)

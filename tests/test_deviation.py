@@ -97,3 +97,19 @@ def test_what_cannot_be_compared_is_refused_by_name() -> None:
         ben.read(MINE)
         with pytest.raises(BadInput, match="await what it reads"):
             ben.deviating(record)
+
+
+def test_a_model_without_the_layers_that_decide_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import models
+
+    def two(**_: Any) -> Any:
+        return models.WANTED["llama"](vocab_size=160, num_hidden_layers=2)
+
+    monkeypatch.setitem(models.WANTED, "two", two)
+    with lab(shifting("two")) as it:
+        team = it.group("t")
+        ada, ben = team.agents("ada", "ben")
+        record = team.publish(NEWS, by=ada)
+        ben.read(MINE).result()
+        with pytest.raises(BadInput, match="2 in all"):
+            ben.deviating(record)

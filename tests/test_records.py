@@ -38,7 +38,7 @@ def lab(**options: Any) -> Lab:
     """Blocks of four tokens, no weights; every fragment passes unless a gate is given."""
     blocks = options.pop("group_blocks", 16)
     sizes = (64 * SIZE, blocks * SIZE, 64 * SIZE)
-    config = Config(SIZE, 0, 64, 200, *sizes, debug=True)
+    config = Config(SIZE, 0, options.pop("budget", 64), 200, *sizes, debug=True)
     model = options.pop("model", None) or DryModel(4096, options.pop("context", 200), 1)
     out = Lab(model, config=config, **({"gate": OPEN} | options))
     out.preload(PROMPT, progress=False)
@@ -185,13 +185,13 @@ def test_a_part_of_a_record_or_an_edited_one_is_not_the_record() -> None:
         record = team.publish("NEWSnews", by=ada, role=None)
         ben.read("x", role=None).result()
         ben.attach(record).result()
-        ben.rewrite("x", "yyyyyy").result()
+        ben.rewrite("x", "y" * 40).result()
         ben.rollback(8).result()
         ben.attach(record).result()
-        assert ben.text == "yyyyyyNEWSnews"
+        assert ben.text == "y" * 40 + "NEWSnews"
         ben.rollback(2).result()
         ben.attach(record).result()
-        assert ben.text == "yyyyyyNEWSneNEWSnews"
+        assert ben.text == "y" * 40 + "NEWSneNEWSnews"
 
 
 def test_a_text_that_holds_again_is_attached_again() -> None:
@@ -218,20 +218,35 @@ def test_a_cancelled_attach_can_be_asked_for_again() -> None:
 
 
 def test_an_interrupted_attach_is_not_taken_in_twice() -> None:
-    with lab() as it:
+    with lab(gate=None, budget=4) as it:
         team, ada, ben = team_of(it)
-        team.publish(NEWS, by=ada)
-        asked = ben.attach(team)
+        record = team.publish(NEWS, by=ada)
+        ben.read(MINE).result()
+        with it.watching(lambda _: it.driver.interrupt()), pytest.raises(StepInterrupted):
+            ben.attach(record).result()
+        ben.attach(record).result()
+        assert ben.tokens == [*PROMPT, *MINE, *NEWS]
 
-        def interrupt(_: object) -> None:
-            it.driver.interrupt()
 
-        with it.watching(interrupt), suppress(StepInterrupted):
-            ben.read(MINE).result()
-        with suppress(StepInterrupted):
-            asked.result()
+@pytest.mark.parametrize("stale", [False, True])
+def test_an_interrupt_loses_no_record(stale: bool) -> None:
+    """Neither one that is being replaced, nor one that is encoded again for an attach."""
+    with lab(budget=4) as it:
+        team, ada, ben = team_of(it)
+        first = team.publish(NEWS, by=ada)
+        team.publish(MORE, by=ada)
+        if stale:
+            team.publish(YOURS, by=ada, replaces=first)
+        ask = (
+            (lambda: ben.attach(team).result())
+            if stale
+            else (lambda: team.publish(YOURS, by=ada, replaces=first))
+        )
+        with it.watching(lambda _: it.driver.interrupt()), pytest.raises(StepInterrupted):
+            ask()
+        assert [list(r.tokens) for r in team.records] == [YOURS if stale else NEWS, MORE]
         ben.attach(team).result()
-        assert ben.tokens.count(NEWS[0]) == 1
+        assert ben.tokens == [*PROMPT, *(YOURS if stale else NEWS), *MORE]
 
 
 def test_what_could_not_replace_a_record_leaves_its_text() -> None:
