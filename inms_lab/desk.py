@@ -73,7 +73,8 @@ class Desk:
     def refuse_rest(self, seq_id: int, error: Exception) -> None:
         """What was asked behind a refused request counted on it: it gets the same error."""
         for request in self.queues.pop(seq_id, ()):
-            request.future.set_exception(error)
+            if not request.future.done():  # its caller may have cancelled it
+                request.future.set_exception(error)
 
     def drop(self, seq_id: int, error: Exception) -> None:
         """The holder has ended: whatever it still asks for is answered with `error`."""

@@ -524,6 +524,18 @@ def test_checking_while_the_lab_works_raises_no_false_alarm() -> None:
         assert len(agent.tokens) == 401
 
 
+def test_a_cancelled_request_behind_a_refused_one() -> None:
+    with dry_lab(context=64) as lab:
+        agent, other = lab.agent("a"), lab.agent("b")
+        refused, cancelled, behind = agent.read([1] * 500), agent.read([2]), agent.read([3])
+        assert cancelled.future.cancel()
+        assert other.read([4]).result() == 1
+        for pending in (refused, behind):
+            with pytest.raises(ContextTooLong):
+                pending.result()
+        lab.assert_clean()
+
+
 def test_a_preload_that_fails_leaves_nothing_behind() -> None:
     with dry_lab(context=64) as lab:
         lab.preload([7] * 20, progress=False)
