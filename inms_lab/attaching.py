@@ -108,6 +108,7 @@ def _text(
     record = team.find(tokens)
     if record is not None:
         return _record(agent, team, record, recompute)
+    blocks_afresh(len(tokens), agent.lab.config.block_size, recompute)
     engine = agent.lab.engine  # what could not enter is not released either
     check_length(engine.ledger.sequences[agent.seq_id], len(tokens), engine.context)
     return _ask(agent, team, team.offer(tokens, agent), recompute)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from inms_lab import parcel
 from inms_lab.agent import Agent
-from inms_lab.errors import AgentClosed, BadInput, NotAMember, RecordSuperseded
+from inms_lab.errors import AgentClosed, BadInput, NotAMember, RecordSuperseded, StepInterrupted
 from inms_lab.importing import take
 from inms_lab.lifecycle import LIVE
 from inms_lab.records import Record, is_stale, publish
@@ -66,6 +66,8 @@ class Group:
         )
         if not self.lab.driver.is_inside:
             self.lab.driver.drive_sync(last.future)
+        else:
+            last.future.add_done_callback(self._unheard)
         return record
 
     def _publish(
@@ -111,17 +113,20 @@ class Group:
             self.check(record)
             return parcel.pack(self.lab.engine, record, by.clearance)
 
-        return parcel.save(self.lab.driver.call(packed), Path(path))
+        target = parcel.path_of(path)
+        return parcel.save(self.lab.driver.call(packed), target)
 
     def import_record(self, path: str | Path, *, by: Agent) -> Record:
         """The record in a file that `export` wrote becomes this team's; nothing is computed.
 
         It must have been encoded behind this lab's prompt, or behind the team's records as they are
-        now too; then it is as if it had been published here. `by` answers for it, as for what it
-        publishes. Raises `NotAMember`, `AgentClosed`, and `ParcelRefused` with the reason.
+        now too; then it is as if it had been published here, and whoever publishes or reads the
+        same text finds its KV: `by` answers for it, for a file that was forged with care cannot be
+        told from a real one. Raises `NotAMember`, `AgentClosed`, and `ParcelRefused` with the
+        reason.
         """
         self._admit(by, "import there")
-        found = parcel.load(Path(path))
+        found = parcel.load(parcel.path_of(path))
         return self.lab.driver.call(lambda: self._take(found, by.name))
 
     def _take(self, found: parcel.Parcel, by: str) -> Record:
@@ -178,6 +183,12 @@ class Group:
     def offer(self, tokens: Sequence[int], by: Agent) -> Record:
         """A record of a text that a member shares as it attaches it (lab's thread only)."""
         return self._publish(tuple(tokens), by.name, False, None)[0]
+
+    def _unheard(self, future: Future[Any]) -> None:
+        """No program waits for what it publishes: `lab.assert_clean()` tells of a failure."""
+        error = None if future.cancelled() else future.exception()
+        if error is not None and not self.lab.closed and not isinstance(error, StepInterrupted):
+            self.lab.engine.desk.hook_errors.append(error)
 
     def _withdraw(self, record: Record, old: Record | None) -> None:
         """A new record that could not be encoded is nobody's to attach. The text that it was to

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from array import array
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from safetensors.torch import save_file
 
 from inms_lab import label
 from inms_lab.engine import Engine
-from inms_lab.errors import NotAMember, ParcelRefused
+from inms_lab.errors import BadInput, NotAMember, ParcelRefused
 from inms_lab.fingerprint import Namespace, digest, label_bytes
 from inms_lab.policy import GROUP
 from inms_lab.records import Record, is_stale
@@ -30,7 +32,7 @@ from inms_lab.sequence import Sequence
 from inms_lab.store import KVStore
 
 FORMAT, METADATA = 1, "inms-parcel"
-DAMAGE = (LookupError, TypeError, ValueError, OverflowError, AttributeError)
+DAMAGE = (LookupError, TypeError, ValueError, OverflowError, AttributeError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -140,43 +142,62 @@ def slots(segment: Segment, start: int, stop: int) -> torch.Tensor:
     )
 
 
+def path_of(path: str | Path) -> Path:
+    """Raises `BadInput` where this names no file."""
+    if not isinstance(path, (str, Path)) or Path(path).name in ("", "..") or "\0" in str(path):
+        raise BadInput(f"a file is wanted, not {path!r}")
+    return Path(path)
+
+
 def save(parcel: Parcel, path: Path) -> Path:
     """Write a parcel to one safetensors file, whole or not at all; gives its path. Equal parcels
-    give equal files."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    give equal files. Raises `ParcelRefused` where it cannot be written."""
+    if not path.parent.is_dir():
+        raise ParcelRefused(f"there is no folder {path.parent}: make it first")
+    part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     about = json.dumps(parcel.about() | {"digest": parcel.digest()}, sort_keys=True)
     try:
         save_file({"keys": parcel.keys, "values": parcel.values}, part, {METADATA: about})
         part.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ParcelRefused(f"{path} cannot be written: {error}") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
     return path
 
 
 def load(path: Path) -> Parcel:
     """The parcel in a file. Raises `ParcelRefused` where it is none or of another format, damaged,
-    or where its keys are not those of its text."""
-    parcel, written = _read(path)
-    if parcel.digest() != written:
+    or where its keys are not those of its text. Whether its KV is that of its text, only who made
+    it knows."""
+    if path.exists() and not path.is_file():
+        raise ParcelRefused(f"{path} cannot be read: it is no file")  # a pipe would be waited for
+    try:
+        parcel, written = _read(path)
+        whole, due = parcel.digest() == written, parcel.fingerprints == parcel.due()
+        finite = bool(parcel.keys.isfinite().all() and parcel.values.isfinite().all())
+    except OSError as error:
+        raise ParcelRefused(f"{path} cannot be read: {error}") from error
+    except (SafetensorError, *DAMAGE) as error:
+        raise ParcelRefused(f"{path} is no parcel, or damaged: {error!r}") from error
+    if not whole:
         raise ParcelRefused(f"{path} is damaged: copy it again")
-    if parcel.fingerprints != parcel.due():
+    if not due:
         raise ParcelRefused(f"{path}: its keys do not follow from its tokens, label and place")
+    if not finite:
+        raise ParcelRefused(f"{path}: its KV is not all of finite numbers")
     return parcel
 
 
 def _read(path: Path) -> tuple[Parcel, object]:
     """What a file says, and the digest that was written into it."""
-    try:
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
-            told = about.get("format")
-            if told == FORMAT:
-                keys, values = (file.get_tensor(name) for name in ("keys", "values"))
-                return Parcel.of(about, keys, values), about.get("digest")
-    except OSError as error:
-        raise ParcelRefused(f"{path} cannot be read: {error}") from error
-    except (SafetensorError, *DAMAGE) as error:
-        raise ParcelRefused(f"{path} is no parcel, or damaged: {error!r}") from error
+    with safe_open(path, "pt") as file:
+        about = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+        told = about.get("format")
+        if told == FORMAT:
+            keys, values = (file.get_tensor(name) for name in ("keys", "values"))
+            return Parcel.of(about, keys, values), about.get("digest")
     if told is None:
         raise ParcelRefused(f"{path} is no parcel: `team.export(record, path, by=agent)` makes one")
     raise ParcelRefused(f"{path} is of format {told}, this lab reads {FORMAT}: export it anew")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from harness import one_thread, shifting  # noqa: F401
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from inms_lab import audit, parcel
@@ -398,6 +401,65 @@ def test_another_format_another_file_and_no_file(sent: Path, tmp_path: Path) -> 
     refused(tmp_path / "list", "no parcel, or damaged")
     refused(tmp_path / "nothing", "cannot be read")
     refused(tmp_path, "cannot be read|no parcel")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    refused(tmp_path / "pipe", "it is no file")
+
+
+def test_metadata_and_tensors_that_make_no_sense(sent: Path, tmp_path: Path) -> None:
+    tensors = load_file(sent)
+    save_file(tensors, tmp_path / "deep", {parcel.METADATA: "[" * 100_000})
+    refused(tmp_path / "deep", "no parcel, or damaged")
+    edited(sent, tmp_path / "label", label=("\ud800",))
+    refused(tmp_path / "label", "damaged")
+    with safe_open(sent, "pt") as file:
+        told = file.metadata()
+    save_file({name: torch.zeros(()) for name in tensors}, tmp_path / "flat", told)
+    refused(tmp_path / "flat", "damaged")
+
+
+def test_kv_that_is_no_number_is_refused_though_all_else_is_in_order(
+    sent: Path, tmp_path: Path
+) -> None:
+    whole = parcel.load(sent)
+    whole.values[0, 0, 0, 0] = float("nan")
+    refused(parcel.save(whole, tmp_path / "nan"), "finite")
+
+
+@pytest.mark.parametrize("wrong", [None, 5, b"x", "", ".", "a\0b"])
+def test_what_names_no_file(wrong: Any) -> None:
+    with lab() as it:
+        team, ada, _ = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        with pytest.raises(BadInput, match="a file is wanted"):
+            team.export(record, wrong, by=ada)
+        with pytest.raises(BadInput, match="a file is wanted"):
+            team.import_record(wrong, by=ada)
+
+
+def test_a_place_where_no_file_can_be_written(tmp_path: Path) -> None:
+    with lab() as it:
+        team, ada, _ = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        for path, words in ((tmp_path / "no" / "x", "make it first"), (tmp_path, "cannot be")):
+            with pytest.raises(ParcelRefused, match=words):
+                team.export(record, path, by=ada)
+        with pytest.raises(ParcelRefused, match="cannot be written"):
+            team.export(record, tmp_path / ("x" * 300), by=ada)
+        assert not list(tmp_path.iterdir())
+
+
+def test_many_threads_export_to_one_file(tmp_path: Path) -> None:
+    with lab() as it:
+        team, ada, _ = team_of(it)
+        record = team.publish(NEWS, by=ada)
+        with ThreadPoolExecutor(4) as pool:
+            paths = pool.map(lambda _: team.export(record, tmp_path / "x", by=ada), range(40))
+            assert set(paths) == {tmp_path / "x"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    parcel.load(tmp_path / "x")
 
 
 def test_a_write_that_fails_is_taken_back(sent: Path, monkeypatch: pytest.MonkeyPatch) -> None:

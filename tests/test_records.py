@@ -268,6 +268,22 @@ def test_what_could_not_replace_a_record_leaves_its_text() -> None:
         assert ada.tokens == [*PROMPT, *NEWS]
 
 
+def test_a_program_that_publishes_in_vain_is_told_of_at_the_end() -> None:
+    with lab(group_blocks=3) as it:
+        team, ada, ben = team_of(it)
+        ben.attach([9] * 9).result()  # holds all of it
+
+        async def program(me: Any) -> None:
+            team.publish([7] * 9, by=me, behind="prompt")
+            await me.read(MINE)
+
+        it.start({ada: program})
+        it.run_to()
+        assert len(team.records) == 1
+        with pytest.raises(PoolExhausted):
+            it.assert_clean()
+
+
 def test_a_stale_record_that_cannot_be_encoded_again_is_computed_by_its_readers() -> None:
     with lab(group_blocks=6) as it:
         team, ada, ben = team_of(it)
@@ -288,6 +304,8 @@ def test_a_text_that_cannot_enter_is_not_released() -> None:
         ben.read(MINE).result()
         with pytest.raises(ContextTooLong):
             ben.attach(NEWS)
+        with pytest.raises(BadInput):
+            ben.attach(NEWS[:2], recompute=-1)
         assert not team.records
         assert not any(isinstance(e, Released) for e in it.log.events)
 
