@@ -133,7 +133,8 @@ def check_room(books: Ledger, seq: Holder, place: Place, more: int, max_context:
 
 def check_length(seq: Holder, more: int, max_context: int) -> None:
     if seq.num_tokens + more > max_context:
+        instead = "publish it with behind='prompt'" if seq.kind == "record" else "roll back"
         raise ContextTooLong(
             f"{seq.name} would have {seq.num_tokens + more} tokens, the limit is {max_context}: "
-            "shorten the text, roll back, or open the lab with a larger context"
+            f"shorten the text, {instead}, or open the lab with a larger context"
         )
