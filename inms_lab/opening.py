@@ -8,9 +8,9 @@ from typing import Any
 
 from inms_lab.calibrations import calibration_of
 from inms_lab.config import Config, default_block_size
-from inms_lab.errors import NotCalibrated
+from inms_lab.errors import BadInput, NotCalibrated
 from inms_lab.gate import DEFAULT, Gate
-from inms_lab.model.forward import Forward
+from inms_lab.model.forward import DryModel, Forward
 from inms_lab.sizes import parse_bytes
 
 
@@ -27,9 +27,21 @@ def gate_for(model: Forward, gate: Gate | None) -> Gate | None:
     """The gate with the calibration of this model, where there is one.
 
     The default gate lets nothing through without one; a gate that was asked for, with bounds,
-    raises `NotCalibrated`.
+    raises `NotCalibrated`. So does one with the calibration of another model, except where no
+    weights are: a `DryModel` computes nothing, and may stand for any model.
     """
-    if gate is None or gate.calibration is not None:
+    if gate is None:
+        return None
+    if not isinstance(gate, Gate):
+        raise BadInput(f"gate is a Gate, e.g. Gate(max_kl=0.05), or None, not {gate!r}")
+    known = gate.calibration
+    if known is not None:
+        if known.model != model.digest and not isinstance(model, DryModel):
+            raise NotCalibrated(
+                f"this calibration is of the model {known.model}, and the lab's is {model.digest}: "
+                "pass a gate without one (the lab looks for its model's), or run "
+                "`inms-lab calibrate MODEL` once"
+            )
         return gate
     known = calibration_of(model.digest)
     bounds = gate.max_kl is not None or gate.min_agreement is not None

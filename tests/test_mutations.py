@@ -142,8 +142,8 @@ MUTATIONS = {
     ),
     "the gate looks at the favourable end": (
         "gate.py",
-        "known.kl_interval[1] > self.max_kl",
-        "known.kl_interval[0] > self.max_kl",
+        "known.kl_interval[1] <= self.max_kl",
+        "known.kl_interval[0] <= self.max_kl",
         "07",
     ),
     "all but one block is computed afresh": (
