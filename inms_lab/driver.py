@@ -11,12 +11,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import copy_context
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from inms_lab.controls import Controls
 from inms_lab.engine import Engine
 from inms_lab.errors import InmsError, LabClosed, StepInterrupted
+from inms_lab.loop import Loop
 from inms_lab.outcome import StepReport
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ WAKE = 0.1  # seconds after which a waiting notebook looks around
 PATIENCE = 50  # turns of the loop granted to programs that wait for something outside the lab
 
 
-class Driver:
+class Driver(Loop):
     """A thread with an event loop around one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -32,68 +33,28 @@ class Driver:
         self.on_step: list[Callable[[StepReport], None]] = []
         self.parked: dict[asyncio.Task[Any], Future[Any]] = {}  # program -> what it waits for
         self.programs: set[asyncio.Task[Any]] = set()
-        self.closed = False
+        self.ending = False
         self.controls = Controls(self)
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self._main, name="inms-lab", daemon=True)
-        self.thread.start()
-
-    def _main(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.awake = asyncio.Event()
-        self.loop.run_forever()
-        self.loop.close()
-
-    @property
-    def is_inside(self) -> bool:
-        """Whether the caller is on the lab's thread."""
-        return threading.current_thread() is self.thread
+        super().__init__()
 
     def call(self, function: Callable[[], T]) -> T:
         """`function()` on the lab's thread, between two steps."""
         if self.is_inside:
+            self.refuse_closed()
             self.awake.set()  # a program may be what the drive waits for
             return function()
-        if self.closed:
-            raise LabClosed("this lab is closed: make a new one")
         future: Future[T] = Future()
 
         def work() -> None:
             try:
+                self.refuse_closed()
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
             self.awake.set()
 
-        self.loop.call_soon_threadsafe(work)
+        self.post(work)
         return self._patiently(future, None)
-
-    def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """A coroutine on the lab's loop, in the caller's context (its prints find their cell)."""
-        if self.closed:
-            coroutine.close()
-            raise LabClosed("this lab is closed: make a new one")
-        future: Future[T] = Future()
-        context = copy_context()
-
-        async def main() -> None:
-            try:
-                result = await coroutine
-            except BaseException as error:
-                if not future.cancelled():
-                    future.set_exception(error)
-            else:
-                if not future.cancelled():
-                    future.set_result(result)
-
-        def start() -> None:
-            task = self.loop.create_task(main(), context=context)
-            future.add_done_callback(
-                lambda f: self.loop.call_soon_threadsafe(task.cancel) if f.cancelled() else None
-            )
-
-        self.loop.call_soon_threadsafe(start, context=context)
-        return future
 
     def _patiently(self, future: Future[T], timeout: float | None) -> T:
         try:
@@ -176,6 +137,8 @@ class Driver:
                 else:
                     return
         except StepInterrupted:
+            if self.ending:
+                raise LabClosed("this lab was closed meanwhile") from None
             raise
         except Exception as error:
             self.controls.error = error  # for those who watch; the caller gets it too
@@ -220,27 +183,30 @@ class Driver:
 
     def interrupt(self) -> None:
         """Stop the step in flight (between two layers) and every program; the lab stays usable."""
-        if self.closed:
-            return
-        self.engine.cancel.set()
+        why: InmsError = StepInterrupted("the run was interrupted; the lab is usable")
+        if self.ending:
+            why = LabClosed("this lab was closed meanwhile")
         cleaned = threading.Event()
 
         def clean() -> None:
             for task in list(self.programs):
                 task.cancel()
-            self.engine.stop_all(StepInterrupted("the run was interrupted; the lab is usable"))
+            self.engine.stop_all(why)
             self.engine.cancel.clear()
             self.controls.end_pause()
             cleaned.set()
 
-        self.loop.call_soon_threadsafe(clean)
-        if not self.is_inside:
-            cleaned.wait(timeout=30)
-
-    def close(self) -> None:
-        """End the thread; nothing can be driven any more."""
-        if not self.closed:
-            self.closed = True
-            self.loop.call_soon_threadsafe(self.loop.stop)
+        with suppress(LabClosed):  # then nothing runs
+            self.refuse_closed()
+            self.engine.cancel.set()
+            self.post(clean)
             if not self.is_inside:
-                self.thread.join(timeout=30)
+                cleaned.wait(timeout=30)
+
+    def end(self, last: Callable[[], None]) -> None:
+        """Stop everything, do `last()` and end the thread; nothing can be driven any more."""
+        self.ending = True
+        try:
+            self.interrupt()
+        finally:
+            self.close(last)

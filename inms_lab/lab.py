@@ -103,35 +103,37 @@ class Lab:
         """The group called `name`, made if it is new."""
         if check_name(name) not in self.groups:
             self._open()
-            names = (*self.groups, name)
-            per_token = self.engine.cache.store.bytes_per_token
-            self.driver.call(lambda: self.engine.open_pools(names, per_token))
-            self.groups[name] = Group(self, name)
+            self.driver.call(lambda: self._make_group(name))
         return self.groups[name]
+
+    def _make_group(self, name: str) -> None:
+        if name not in self.groups:
+            per_token = self.engine.cache.store.bytes_per_token
+            self.engine.open_pools((*self.groups, name), per_token)
+            self.groups[name] = Group(self, name)
 
     def agent(self, name: str, *, groups: Sequence[str] = ()) -> Agent:
         """A new agent that may read these groups' records; it starts with the global tier."""
         self._open()
-        for team in groups:
-            if team not in self.groups:
-                raise UnknownGroup(f"there is no group {team!r}: make it with lab.group({team!r})")
         check_name(name)
         if isinstance(groups, str):
             raise BadInput(f"groups is a list of names: groups=[{groups!r}]")
+        for team in groups:
+            if team not in self.groups:
+                raise UnknownGroup(f"there is no group {team!r}: make it with lab.group({team!r})")
+        return self.driver.call(lambda: self._make_agent(name, tuple(groups)))
+
+    def _make_agent(self, name: str, groups: tuple[str, ...]) -> Agent:
         if name in self.agents and self.agents[name].state != "reclaimed":
             raise BadInput(
                 f"an agent called {name!r} exists: close it, or run the cells from `Lab(...)` on"
             )
         clearance = join(private(name), *map(group, groups))
-        seq_id = self.driver.call(lambda: self._register(name, clearance))
-        self.agents[name] = Agent(self, name, seq_id, tuple(groups))
-        return self.agents[name]
-
-    def _register(self, name: str, clearance: frozenset[str]) -> int:
         seq_id = self.engine.register("agent", name, clearance)
+        self.agents[name] = made = Agent(self, name, seq_id, groups)
         for prompt in self.prompts:
             self.submit(prompt.request(seq_id))
-        return seq_id
+        return made
 
     def adopt(self, fork: Agent) -> Agent:
         """Remember a forked agent, and number it."""
@@ -221,15 +223,14 @@ class Lab:
         self.driver.refuse_inside("close")
         self.closed = True  # first: nothing enters from now on, and viewers keep their last picture
         try:
-            self.driver.interrupt()
-            self.driver.call(self._end_all)
+            self.driver.end(self._end_all)
         finally:
-            self.driver.close()
             self.engine.cache.store.close()
 
     def _end_all(self) -> None:
         for seq in reversed(self.engine.ledger.holders()):
-            self.engine.end(seq.seq_id, "close", "lab closed")
+            why = LabClosed("this lab was closed meanwhile")
+            self.engine.end(seq.seq_id, "close", "lab closed", why)
 
     def __enter__(self) -> Lab:
         return self

@@ -74,7 +74,7 @@ LAYERS: dict[str, set[str]] = {
         *(
             "blocks",
             *("text", "pieces", "turn", "output", "pending"),
-            *("driver", "controls"),
+            *("loop", "driver", "controls"),
             *("agent", "attaching", "group", "records", "parcel", "importing"),
             *("opening", "calibrations", "deviation"),
             "preload",
