@@ -80,11 +80,11 @@ def entry(
 
 
 def stands(seq: Sequence, request: Request) -> bool:
-    """Whether the record to attach is in the context: the newest of its versions there has just
-    this text, whole and unedited."""
+    """Whether the record to attach is in the context: the newest of its versions there ends in just
+    this text, whole and unedited (a cut copy may stand before it)."""
     runs = groupby(seq.segments, key=lambda segment: segment.source)
     texts = [[*chain(*(s.tokens for s in run))] for i, run in runs if i in request.versions]
-    return bool(texts) and texts[-1] == list(request.tokens)
+    return bool(texts) and texts[-1][-len(request.tokens) :] == list(request.tokens)
 
 
 def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int) -> tuple[Event, ...]:

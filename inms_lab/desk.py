@@ -33,8 +33,9 @@ class Desk:
         return None
 
     def wanted(self) -> set[int]:
-        """The records that waiting requests are to attach."""
-        return {r.record for queue in self.queues.values() for r in queue if r.record >= 0}
+        """The records that waiting requests are to attach, and all holders that are asked."""
+        records = {r.record for queue in self.queues.values() for r in queue if r.record >= 0}
+        return records | self.queues.keys() | self.running.keys()
 
     def start(self, request: Request, seq: Sequence) -> None:
         """A request that takes steps has entered the books."""

@@ -81,3 +81,7 @@ class Touched(dict[Any, Owner], Generic[Owner]):
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(key) or key in self._base
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of any mapping: dict's own would not look into the base."""
+        return self[key] if key in self else default

@@ -90,9 +90,12 @@ def test_owners_are_overlaid_once_and_only_when_asked_for() -> None:
     assert base["a"].num_overlays == 0
     assert over["a"] is over["a"]
     assert over["a"].name == "a'"
+    assert over.get("a") is over["a"]
+    assert over.get("d") is None
     over["c"] = Owner("new")
     assert "c" in over
     assert base.keys() == {"a", "b"}
+    assert Touched(over).get("c") is not None
     assert [owner.num_overlays for owner in base.values()] == [1, 0]
     with pytest.raises(KeyError):
         over["d"]

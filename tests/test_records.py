@@ -22,6 +22,7 @@ from inms_lab.errors import (
     UnknownGroup,
 )
 from inms_lab.events import Commanded, Copied, Released, Shared
+from inms_lab.explain import explain_all
 from inms_lab.gate import DEFAULT, OPEN, Calibration, Gate
 from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
@@ -190,8 +191,27 @@ def test_a_part_of_a_record_or_an_edited_one_is_not_the_record() -> None:
         ben.attach(record).result()
         assert ben.text == "y" * 40 + "NEWSnews"
         ben.rollback(2).result()
-        ben.attach(record).result()
+        for _ in range(3):
+            ben.attach(record).result()
         assert ben.text == "y" * 40 + "NEWSneNEWSnews"
+
+
+def test_a_record_that_is_replaced_while_it_is_encoded_is_encoded_all_the_same() -> None:
+    """Its publisher waits for it, and has done nothing wrong."""
+    with lab(budget=2) as it:
+        team, ada, ben = team_of(it)
+        newer: list[Record] = []
+
+        def replace_it(_: object) -> None:
+            if not newer:
+                newer.append(team.publish(MORE, by=ben, replaces=team.records[0]))
+
+        with it.watching(replace_it):
+            old = team.publish(NEWS, by=ada)
+        assert team.records == newer
+        ada.attach(team).result()
+        assert ada.tokens == [*PROMPT, *MORE]
+        assert it.engine.ledger.sequences[old.seq_id].state == "reclaimed"
 
 
 def test_a_text_that_holds_again_is_attached_again() -> None:
@@ -553,6 +573,16 @@ def test_a_context_over_the_limit_after_attaching() -> None:
 
 
 # symptoms ----------------------------------------------------------------------------------------
+
+
+def test_a_log_is_explained_where_a_reader_waited_for_what_it_computes() -> None:
+    """A plan on an overlay, as explaining makes it, waits as serving did."""
+    with lab(gate=None) as it:
+        _, _, ben = team_of(it)
+        ben.read([77] * 3, role=None).result()
+        ben.attach(NEWS).result()
+        assert "is being encoded" in " ".join(d.reason for d in it.log.decisions)
+        assert len([*explain_all(it.log)]) == len(it.log.decisions)
 
 
 def test_what_was_not_reused_is_said_and_a_second_run_reuses_more() -> None:
