@@ -6,10 +6,17 @@ What is public is decided by provenance, never by labels (in mode `global` every
 In a snapshot, which tells no ranges: what holders of prompts, and of released records, have read.
 Everything else (read, written, generated) is private. A private token becomes a negative number
 that stands for its whole context: the contexts of a namespace form a trie, its nodes are numbered
-as they first appear, and node n is shown as -(2 + n). So what can be seen is which contexts are
-equal, which the block tables show anyway, and nothing of what they say. The events are then folded
-again on fresh books, where every key is computed from the masked tokens: the original keys are
-digests of private text, and somebody who guesses the text could confirm it.
+as they first appear, and node n is shown as -(2 + n). So nothing can be seen of what they say.
+
+Where text is placed under the label of a single agent (all private text in the modes `inms` and
+`independent`), a node is also of that principal and of one provenance: equal private texts of two
+principals have different masks, and words that were released are masked all the same where
+somebody read them privately. Two nodes are seen as one only where the books give their blocks one
+key, or copy one's block for the other: the block tables show that these are equal. In mode
+`global` they show it of whatever is equal, and equal contexts have equal masks.
+
+The events are then folded again on fresh books, where every key is computed from the masked
+tokens: the original keys are digests of private text, and who guesses the text could confirm it.
 
 Not masked: names, labels, lengths, the schedule and how long steps took.
 """
@@ -26,16 +33,20 @@ from inms_lab.errors import BadInput, PlanInvalid, error_type
 from inms_lab.events import (
     Allocated,
     Commanded,
+    Copied,
     Event,
     Evicted,
     Published,
     Registered,
     Released,
+    Shared,
     Stepped,
 )
+from inms_lab.label import is_shared
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.redact_books import NOWHERE, masked_snapshot
+from inms_lab.redact_books import NOWHERE, Trie, masked_snapshot, public_offsets
+from inms_lab.segment import Segment
 
 SOURCES = ("prompt", "released")
 
@@ -46,8 +57,8 @@ def redacted(log: Log, keep: Collection[str] = SOURCES) -> Log:
     if unknown:
         raise BadInput(f"text comes from {' or '.join(SOURCES)}, not {unknown[0]}")
     snapshot = log.snapshot
-    contexts = Contexts(log, keep, snapshot)
     try:
+        contexts = Contexts(log, keep, snapshot)
         out = _Fold(log, contexts, snapshot and masked_snapshot(snapshot, contexts)).run()
     except PlanInvalid as error:
         raise BadInput(f"this log cannot be masked, its books would differ: {error}") from error
@@ -57,97 +68,115 @@ def redacted(log: Log, keep: Collection[str] = SOURCES) -> Log:
     return out
 
 
-def public_offsets(log: Log, keep: Collection[str], before: dict[int, Any]) -> bytearray:
-    """For each token of the table: 1 where its provenance makes it public. `before`: holders that
-    the log begins with."""
-    public = bytearray(len(log.tokens))
-    prompts = {seq_id for seq_id, seq in before.items() if seq["kind"] == "prompt"}
-    for e in log.events:
-        if isinstance(e, Registered) and e.kind == "prompt":
-            prompts.add(e.seq_id)
-        prompt = isinstance(e, Commanded) and "prompt" in keep and e.seq_id in prompts
-        if prompt or (isinstance(e, Released) and "released" in keep):
-            assert isinstance(e, Commanded | Released)
-            public[e.offset : e.offset + e.length] = b"\1" * e.length
-    return public
-
-
 class Contexts:
     """The trie of all contexts of a log: which node every token that enters a context is."""
 
     def __init__(self, log: Log, keep: Collection[str], snapshot: dict[str, Any] | None) -> None:
+        self.log, self.books = log, Ledger.replay(snapshot, (), log.tokens)
         snapshot = snapshot or {"records": {}, "sequences": {}}
-        self.log, self.public = log, public_offsets(log, keep, snapshot["sequences"])
-        # (node before, token; of a fragment also whose it is) -> node
-        self.nodes: dict[tuple[int, ...], int] = {}
-        self.tokens: list[int] = []  # of each node
-        self.shown: set[int] = set()  # nodes whose token is public
+        self.public = public_offsets(log, keep, snapshot["sequences"])
+        self.trie = Trie()
+        self.ends: dict[bytes, int] = {}  # key of a block -> the node of its last token
         self.roots: dict[bytes, int] = {}  # namespace -> what stands before its first nodes
-        self.root_of: dict[int, int] = {}  # by holder
         self.texts: dict[int, list[int]] = {}  # by holder: the nodes of its context
         self.added: dict[int, list[int]] = {}  # by number of the event: the nodes that it adds
         self.released: dict[tuple[int, int, int], list[int]] = {}  # (holder, offset, length)
         self._begin(snapshot, keep)
         self.before = {seq_id: list(nodes) for seq_id, nodes in self.texts.items()}  # the log
         for number, event in enumerate(log.events):
+            self.books.apply(event)
             self._follow(number, event)
-
-    def visible(self, nodes: list[int]) -> list[int]:
-        """What a reader sees of these tokens."""
-        return [self.tokens[n] if n in self.shown else -(2 + n) for n in nodes]
 
     def _begin(self, snapshot: dict[str, Any], keep: Collection[str]) -> None:
         released = {seq_id for records in snapshot["records"].values() for seq_id in records}
-        for seq_id, seq in snapshot["sequences"].items():
-            self._enter(seq_id, seq["namespace"], seq["off"], -1)
-            prompt = seq["kind"] == "prompt" and "prompt" in keep
-            record = seq["kind"] == "record" and "released" in keep and seq_id in released
-            for segment in seq["segments"]:
-                whose = (segment["source"],) if segment.get("is_fragment") else ()
-                self._extend(seq_id, segment["tokens"], repeat(prompt or record), whose)
+        for seq_id, seq in self.books.sequences.items():
+            self._enter(seq_id, seq.off, -1)
+            prompt = seq.kind == "prompt" and "prompt" in keep
+            record = seq.kind == "record" and "released" in keep and seq_id in released
+            for segment in seq.segments:
+                whose = (segment.source,) if segment.is_fragment else ()
+                public = repeat(prompt or record)
+                self._extend(seq_id, segment.tokens, public, segment.label, whose)
+            for segment in seq.segments:
+                count = -(-len(segment.tokens) // segment.block_size)
+                self._known(seq_id, segment, 0, [segment.key(index) for index in range(count)])
 
-    def _enter(self, seq_id: int, namespace: bytes, off: Collection[str], parent_id: int) -> None:
+    def _enter(self, seq_id: int, off: Collection[str], parent_id: int) -> None:
         if "position" in off:
             raise BadInput(
                 "this log was made without the check of positions: blocks of unequal contexts "
                 "share a key in it, and masking cannot keep that without telling of the text"
             )
-        self.root_of[seq_id] = self.roots.setdefault(namespace, -1 - len(self.roots))
         self.texts[seq_id] = list(self.texts.get(parent_id, ()))
 
     def _follow(self, number: int, e: Event) -> None:
         if isinstance(e, Registered):
-            self._enter(e.seq_id, e.namespace, e.off, e.parent_id)
+            self._enter(e.seq_id, e.off, e.parent_id)
         elif isinstance(e, Commanded) and e.verb in ("append", "write"):
             whose = (e.source,) if e.piece >= 0 else ()
-            self.added[number] = self._read(e.seq_id, e.offset, e.length, whose)
+            self.added[number] = self._read(e.seq_id, e.offset, e.length, e.label, whose)
             self.released.setdefault((e.seq_id, e.offset, e.length), self.added[number])
         elif isinstance(e, Commanded) and e.verb == "rollback":
             del self.texts[e.seq_id][e.count :]
         elif isinstance(e, Stepped):
             self.added[number], offset = [], e.offset
             for seq_id, _, num_sampled, _ in e.items:
-                self.added[number] += self._read(seq_id, offset, num_sampled)
-                offset += num_sampled
+                if num_sampled:
+                    label = self.books.sequences[seq_id].segments[-1].label
+                    self.added[number] += self._read(seq_id, offset, num_sampled, label)
+                    offset += num_sampled
+        elif isinstance(e, Allocated | Published | Shared):
+            segment = self.books.sequences[e.seq_id].segments[e.segment]
+            first = e.first if isinstance(e, Published) else len(segment.blocks) - len(e.blocks)
+            if not isinstance(e, Shared):
+                self._known(e.seq_id, segment, first, e.keys)
+            elif e.cause != "fork":  # which has its parent's nodes
+                keys = self.books.pools[e.pool_id].keys
+                self._known(e.seq_id, segment, first, [keys.get(b, b"") for b in e.blocks])
+        elif isinstance(e, Copied):
+            self._copied(e)
 
-    def _read(
-        self, seq_id: int, offset: int, length: int, whose: tuple[int, ...] = ()
-    ) -> list[int]:
+    def _known(self, seq_id: int, segment: Segment, first: int, keys: Iterable[bytes]) -> None:
+        """Blocks of a holder, from number `first` of a segment on, have these keys."""
+        for index, key in enumerate(keys, first):
+            if key and not segment.is_fragment:  # that one has its key from elsewhere
+                stop = min((index + 1) * segment.block_size, len(segment.tokens))
+                node = self.texts[seq_id][segment.first_position + stop - 1]
+                self.trie.unite(node, self.ends.setdefault(key, node))
+
+    def _copied(self, e: Copied) -> None:
+        """A segment that begins with a part of another pool's block says what that block says."""
+        segment = self.books.sequences[e.seq_id].segments[e.segment]
+        source = self.books.pools[e.src_pool]
+        node = self.ends.get(source.keys.get(e.src, b""), -1)
+        if e.src_pool != e.pool_id and node >= 0:
+            for _ in range(len(source.tokens[e.src]) // 4 - e.num_slots):
+                node = self.trie.behind[node]
+            here = segment.first_position + e.num_slots - 1
+            self.trie.unite(node, self.texts[e.seq_id][here])
+
+    def _read(self, seq_id: int, offset: int, length: int, *where: Any) -> list[int]:
         """Tokens of the table come behind a holder's context; gives their nodes."""
         place = slice(offset, offset + length)
-        return self._extend(seq_id, self.log.tokens[place], self.public[place], whose)
+        return self._extend(seq_id, self.log.tokens[place], self.public[place], *where)
 
     def _extend(
-        self, seq_id: int, tokens: Iterable[int], public: Iterable[int], whose: tuple[int, ...]
+        self,
+        seq_id: int,
+        tokens: Iterable[int],
+        public: Iterable[int],
+        label: Collection[str],
+        whose: tuple[int, ...] = (),
     ) -> list[int]:
-        text = self.texts[seq_id]
-        start, node = len(text), text[-1] if text else self.root_of[seq_id]
+        seq, text = self.books.sequences[seq_id], self.texts[seq_id]
+        root = self.roots.setdefault(seq.namespace, -1 - len(self.roots))
+        start, node = len(text), text[-1] if text else root
+        own = not is_shared(label)
         for token, is_public in zip(tokens, public):  # noqa: B905  (what is public may be endless)
-            node = self.nodes.setdefault((node, token, *whose), len(self.tokens))
-            if node == len(self.tokens):
-                self.tokens.append(token)
+            mine = (*whose, seq.name, bool(is_public)) if own else whose
+            node = self.trie.node(node, token, mine)
             if is_public:
-                self.shown.add(node)
+                self.trie.show(node)
             text.append(node)
         return text[start:]
 
@@ -197,7 +226,7 @@ class _Fold:
         return donor.tokens[start : start + e.length].tolist()
 
     def _visible(self, number: int) -> list[int]:
-        return self.contexts.visible(self.contexts.added[number])
+        return self.contexts.trie.visible(self.contexts.added[number])
 
     def _published(self, e: Released) -> list[int]:
         """A record's text: public, or what is seen of it where its holder read it."""
@@ -205,7 +234,7 @@ class _Fold:
         if all(self.contexts.public[place]):
             return self.log.tokens[place].tolist()
         nodes = self.contexts.released.get((e.seq_id, e.offset, e.length))
-        return self.contexts.visible(nodes) if nodes else [NOWHERE] * e.length
+        return self.contexts.trie.visible(nodes) if nodes else [NOWHERE] * e.length
 
     def _place(self, visible: list[int]) -> int:
         """The offset of these tokens in the new table."""

@@ -1,20 +1,84 @@
-"""The books that a redacted log begins with: the same, of texts as they are seen."""
+"""What a redacted log is made with: what is public, what is seen of each token, and the books that
+it begins with: the same, of texts as they are seen."""
 
 from __future__ import annotations
 
 from array import array
 from collections import defaultdict
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from inms_lab.errors import PlanInvalid
+from inms_lab.events import Commanded, Registered, Released
 from inms_lab.fingerprint import digest
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
 
 if TYPE_CHECKING:
+    from inms_lab.log import Log
     from inms_lab.redact import Contexts
 
 NOWHERE = -1  # a masked token that never became part of a context
+
+
+def public_offsets(log: Log, keep: Collection[str], before: dict[int, Any]) -> bytearray:
+    """For each token of the table: 1 where its provenance makes it public. `before`: holders that
+    the log begins with."""
+    public = bytearray(len(log.tokens))
+    prompts = {seq_id for seq_id, seq in before.items() if seq["kind"] == "prompt"}
+    for e in log.events:
+        if isinstance(e, Registered) and e.kind == "prompt":
+            prompts.add(e.seq_id)
+        prompt = isinstance(e, Commanded) and "prompt" in keep and e.seq_id in prompts
+        if prompt or (isinstance(e, Released) and "released" in keep):
+            assert isinstance(e, Commanded | Released)
+            public[e.offset : e.offset + e.length] = b"\1" * e.length
+    return public
+
+
+class Trie:
+    """Nodes, one for a token with what stands before it, in classes that are seen as one: with two
+    nodes, all before them too."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []  # of each node
+        self.behind: list[int] = []  # node -> the node before it (below 0: none)
+        self.shown: set[int] = set()  # first nodes of the classes with a public token
+        self._nodes: dict[tuple[Any, ...], int] = {}
+        self._lower: list[int] = []  # node -> one of its class, not after it
+
+    def node(self, behind: int, token: int, mine: tuple[Any, ...]) -> int:
+        """The node of a token behind another node; `mine`: what else tells it from others."""
+        node = self._nodes.setdefault((behind, token, *mine), len(self.tokens))
+        if node == len(self.tokens):
+            self.tokens.append(token)
+            self.behind.append(behind)
+            self._lower.append(node)
+        return node
+
+    def show(self, node: int) -> None:
+        """Its token is public."""
+        self.shown.add(self.first(node))
+
+    def visible(self, nodes: list[int]) -> list[int]:
+        """What a reader sees of these tokens."""
+        return [self.tokens[n] if n in self.shown else -(2 + n) for n in map(self.first, nodes)]
+
+    def first(self, node: int) -> int:
+        """The first node of the node's class."""
+        lower = self._lower
+        while lower[node] != node:
+            lower[node] = node = lower[lower[node]]
+        return node
+
+    def unite(self, one: int, other: int) -> None:
+        """Two nodes are seen as one from now, and so is what stands before them."""
+        while one >= 0 and (one := self.first(one)) != (other := self.first(other)):
+            low, high = min(one, other), max(one, other)
+            self._lower[high] = low
+            if high in self.shown:
+                self.shown.add(low)
+            one, other = self.behind[one], self.behind[other]
 
 
 def masked_snapshot(snapshot: dict[str, Any], contexts: Contexts) -> dict[str, Any]:
@@ -23,8 +87,8 @@ def masked_snapshot(snapshot: dict[str, Any], contexts: Contexts) -> dict[str, A
     after all, the log cannot be masked."""
     known: dict[bytes, tuple[bytes, bytes]] = {}  # key -> masked key and tokens
     states = snapshot["sequences"]
-    plain = {i: [contexts.tokens[n] for n in contexts.before[i]] for i in states}
-    seen = {i: contexts.visible(contexts.before[i]) for i in states}
+    plain = {i: [contexts.trie.tokens[n] for n in contexts.before[i]] for i in states}
+    seen = {i: contexts.trie.visible(contexts.before[i]) for i in states}
     olds, news = (_Texts(states, tokens).holders for tokens in (plain, seen))
     for seq_id, state in states.items():
         old, new = olds[seq_id], news[seq_id]

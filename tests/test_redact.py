@@ -11,6 +11,7 @@ import random
 import re
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from toy import Toy
 from inms_lab.errors import BadInput, error_type
 from inms_lab.events import Allocated, Commanded, Published, Released
 from inms_lab.gate import OPEN
+from inms_lab.label import is_shared
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.logfile import MASKED, load
@@ -214,24 +216,148 @@ def test_a_log_that_begins_with_a_snapshot_is_masked_too_or_refused(
     assert outcomes["masked"] >= 30, outcomes
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("seed", range(4))
-def test_a_mask_stands_for_a_whole_context_and_for_nothing_else(mode: str, seed: int) -> None:
-    log = spied(mode, seed)
-    masked, shown, meaning = redacted(log), {}, {}
+def parts(log: Log, masked: Log) -> Iterator[tuple[Any, int, array[int], Any]]:
+    """(holder, where it begins, what is seen, the segment as it was) of what is no fragment."""
     books, theirs = log.replay(), masked.replay()
     for seq_id, seq in books.sequences.items():
         if any(segment.is_fragment for segment in seq.segments):
             continue  # a fragment is seen as what it is where it was encoded
-        tokens = tuple(seq.tokens())
-        for index, word in enumerate(theirs.sequences[seq_id].tokens()):
-            context = (seq.namespace, tokens[: index + 1])
-            assert shown.setdefault(context, word) == word, "one context, two masks"
+        for segment, seen in zip(seq.segments, theirs.sequences[seq_id].segments, strict=True):
+            yield seq, segment.first_position, seen.tokens, segment
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_mask_stands_for_a_whole_context_and_for_nothing_else(mode: str, seed: int) -> None:
+    log = spied(mode, seed)
+    shown, meaning = {}, {}
+    for seq, first, seen, segment in parts(log, redacted(log)):
+        tokens, whose = tuple(seq.tokens()), "" if is_shared(segment.label) else seq.name
+        for index, word in enumerate(seen, first):
+            context = (whose, seq.namespace, tokens[: index + 1])
+            if mode == "global" or not {*PUBLIC} & {*context[2]}:  # all of one provenance
+                assert shown.setdefault(context, word) == word, "one context, two masks"
             if word < 0:
                 assert meaning.setdefault(word, context) == context, "one mask, two contexts"
             else:
                 assert word == tokens[index]
     assert meaning
+    assert (mode == "global") == all(not whose for whose, _, _ in meaning.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(6))
+def test_private_words_that_others_released_too(mode: str, seed: int) -> None:
+    player = Player(mode, seed, gate=OPEN if seed % 2 and mode != "global" else None)
+    for _ in player.play(250):  # all of one small vocabulary
+        pass
+    log, whose = player.toy.log, dict[int, str]()
+    for keep in (("prompt", "released"), ("prompt",), ()):
+        assert_same_books(log, redacted(log, keep), random.Random(seed))
+    if mode == "global":
+        return
+    for seq, _, seen, segment in parts(log, redacted(log)):
+        for word in seen:
+            name = "" if is_shared(segment.label) else seq.name
+            assert word >= 0 or whose.setdefault(word, name) == name, "two principals, one mask"
+    assert {*whose.values()} & {*"abc"}
+    log.forget(len(log) // 2)
+    for keep in (("prompt", "released"), ("prompt",), ()):
+        assert_same_books(log, redacted(log, keep), random.Random(seed))
+
+
+MINE, NEWS = [4, 2, 4, 2, 4], [3, 1, 3, 1, 3, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_equal_private_texts_are_told_only_where_the_block_tables_tell_of_them(mode: str) -> None:
+    toy = Toy(mode)
+    ada, ben, cy = (toy.agent(name) for name in ("ada", "ben", "cy"))
+    for agent, guess in ((ada, MINE), (ben, MINE), (cy, [*MINE[:3], 0, 0])):
+        toy.do(agent, "append", guess)
+    fork = toy.do(ada, "fork")
+    for agent in (ada, fork, ben):
+        toy.do(agent, "append", NEWS)
+        toy.do(agent, "write", count=2)
+    seen = {i: s.tokens().tolist() for i, s in redacted(toy.log).replay().sequences.items()}
+    assert seen[ada] == seen[fork], "one principal"
+    if mode == "global":
+        assert seen[ada] == seen[ben]
+        assert seen[ada][:3] == seen[cy][:3]
+    else:
+        assert not {*seen[ada]} & {*seen[ben]}
+        assert not {*seen[ada], *seen[ben]} & {*seen[cy]}
+    assert max(max(tokens) for tokens in seen.values()) < 0
+
+
+def attach(toy: Toy, agent: int, record: int, text: list[int]) -> None:
+    """As a lab does it: the record's place in the token table is said too."""
+    released = (e for e in toy.log.events if isinstance(e, Released) and e.seq_id == record)
+    where = {"tier": "group", "group": "team", "seal": True, "offset": next(released).offset}
+    toy.do(agent, "append", text, record=record, **where)
+
+
+@pytest.mark.parametrize("mode", ["inms", "independent"])
+@pytest.mark.parametrize("prompt", [[], [1, 1, 1, 1, 2]])
+def test_what_was_read_privately_stays_masked_though_the_words_were_released(
+    mode: str, prompt: list[int]
+) -> None:
+    toy = Toy(mode, blocks=(8, 8, 40))
+    encodes = toy.engine.policy.encodes_prompts
+    offset = toy.log.add_tokens(prompt)[0]
+    if prompt and encodes:
+        holder = toy.engine.register("prompt", "prompt", frozenset())
+        toy.do(holder, "append", prompt, tier="global", seal=True, offset=offset)
+
+    def agent(name: str) -> int:
+        seq_id = toy.agent(name)
+        if prompt:
+            toy.do(seq_id, "append", prompt, tier="global", seal=True, offset=offset)
+        return seq_id
+
+    before, after, reader, late = map(agent, ("ada", "ben", "cy", "di"))
+    toy.do(before, "append", NEWS)
+    record = toy.engine.register("record", "r", frozenset({"group:team"}))
+    toy.cache.record(Released(record, "ada", "team", *toy.log.add_tokens(NEWS)))
+    if encodes:
+        if prompt:
+            toy.do(record, "append", prompt, tier="global", seal=True, offset=offset)
+        place = next(e.offset for e in toy.log.events if isinstance(e, Released))
+        where = {"tier": "group", "group": "team", "seal": True, "offset": place}
+        toy.do(record, "append", NEWS, **where)
+    toy.do(after, "append", NEWS)
+    attach(toy, reader, record, NEWS)
+    toy.do(late, "append", MINE)
+    attach(toy, late, record, NEWS)  # behind private text: computed, privately placed
+    masked, start = redacted(toy.log), len(prompt)
+    assert_same_books(toy.log, masked, random.Random(0))
+    seen = [seq.tokens().tolist() for seq in masked.replay().sequences.values()]
+    for seq_id in (before, after, reader, late) if encodes else ():
+        assert seen[seq_id][:start] == prompt
+    assert seen[reader][start:] == NEWS
+    assert seen[late][start + len(MINE) :] == NEWS
+    assert max(seen[before][start:] + seen[after][start:]) < 0
+    assert max(seen[late][start : start + len(MINE)]) < 0
+
+
+def test_one_block_for_a_private_and_a_released_text_of_one_principal_is_seen_as_one() -> None:
+    toy = Toy("inms", blocks=(8, 8, 40))
+    first = toy.record("team", [1, 1, 1, 1])
+    record = toy.record("team", NEWS)
+    one, two, three = toy.agent("ada"), toy.agent("ada"), toy.agent("ben")
+    for agent in (one, two, three):
+        attach(toy, agent, first, [1, 1, 1, 1])
+        toy.do(agent, "append", MINE, seal=True)
+    toy.do(one, "append", NEWS, seal=True)
+    toy.do(three, "append", NEWS, seal=True)
+    attach(toy, two, record, NEWS)
+    assert toy.table(one)[-1] == toy.table(two)[-1] != toy.table(three)[-1]
+    masked = redacted(toy.log)
+    assert_same_books(toy.log, masked, random.Random(0))
+    seen = [seq.tokens().tolist() for seq in masked.replay().sequences.values()]
+    assert seen[one] == seen[two]
+    assert seen[two][-len(NEWS) :] == NEWS
+    assert max(seen[three][4:]) < 0
 
 
 def test_public_text_can_still_be_read() -> None:
