@@ -87,7 +87,7 @@ def pays(gate: Gate, num_tokens: int, bytes_per_token: int) -> str:
     worth = gate.worth(num_tokens, bytes_per_token)
     if worth is None or worth.pays:
         return ""
-    return f"not worth it: saves {worth.saved_ms:.2f} ms, costs {worth.cost_ms:.2f} ms"
+    return f"not worth it: saves {worth.saved_ms:,.2f} ms, costs {worth.cost_ms:,.2f} ms"
 
 
 # 7: room --------------------------------------------------------------------------------------

@@ -52,6 +52,6 @@ def _cost(segment: Segment, terms: Terms) -> str:
     worth = terms.gate.worth(len(segment.tokens), terms.bytes_per_token)
     assert worth is not None, "it is calibrated"
     return (
-        f"KL {known.kl:.3f}, agreement {known.agreement:.3f}; saves {worth.num_bytes} bytes and "
+        f"KL {known.kl:.3f}, agreement {known.agreement:.3f}; saves {worth.num_bytes:,} bytes and "
         f"{worth.saved_ms:.1f} ms, costs {worth.cost_ms:.1f} ms"
     )

@@ -142,7 +142,7 @@ MISTAKES: dict[str, tuple[Turn, str, str, str]] = {  # function, reader, what ca
     "the new a": (overwritten, "ada", "b made of the new a", "old a"),
     "no sine": (cosine, "ada", "times as long", "keeps the length"),
     "one speed": (
-        lambda q, f, s: turned(q, torch.ones(32), -s), "ada", "looks somewhere else", "picture"
+        lambda q, f, s: turned(q, torch.ones(32), -s), "ada", "looks somewhere else", "the angle"
     ),
     "not a number": (lambda q, f, s: q / 0, "ada", "nan or inf", "divided"),
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +135,7 @@ def test_a_wrong_choice_is_shown_at_the_reader_for_whom_most_is_lost(
     assert isinstance(wrong.picture, Heat)
     made = wrong.log.decision(wrong.decision)
     assert wrong.log.replay(made.at).sequences[made.seq_id].name == "reader"
-    assert {"map", "decision"} <= set(wrong.parts)
+    assert {"map", "detail"} <= set(wrong.parts)
     view = View(wrong.log, parts=wrong.parts)
     view.point(wrong.index, block=wrong.block, decision=wrong.decision, note=wrong.note())
     view.close()
@@ -249,6 +250,9 @@ def test_the_lab_says_what_the_results_say(bench: Bench) -> None:
     last, early = (found["rules"][name] for name in ("last", "deviating, layers 1-2"))
     assert last["better"] == last["worse"] == 12
     assert early["better"] + early["worse"] <= 4
+    both = found["rules"]["first and last"]
+    assert both["better"] > 2 * both["worse"]
+    assert both["taken"][0] > found["rules"]["deviating, layers 1-9"]["taken"][1]
     gains = {
         (one["log"], one["start"]): one["kl"]["first"] - one["kl"]["last"]
         for one in found["readers"]
@@ -265,6 +269,13 @@ def test_the_lab_says_what_the_results_say(bench: Bench) -> None:
     assert held_out[1] > held_out[0]
 
 
+def test_a_bench_that_is_closed_is_told(bench: Bench) -> None:
+    shut = copy(bench)
+    shut.closed = True
+    assert wrong_of(SOLUTION, shut).words().count("closed") == 1
+    assert examine("afresh", SOLUTION, bench) is None
+
+
 @pytest.mark.parametrize("scale", ["", "log", "share"])
 def test_bars_are_drawn_with_their_intervals(scale: str) -> None:
     rows = {"a < b": (0.5, 0.25, 0.75), "alone": 0.1, "nought": 0.0}
@@ -276,7 +287,10 @@ def test_bars_are_drawn_with_their_intervals(scale: str) -> None:
     svg = bundle["text/html"]
     assert "a &lt; b" in svg
     assert "title &amp; more" in svg
-    assert svg.count("<rect") == len(bars.spans)
+    assert svg.count("<circle" if scale == "log" else "<rect") == len(bars.spans)
+    assert bundle["application/vnd.plotly.v1+json"]["data"][0].get("mode") == (
+        "markers" if scale == "log" else None
+    )
     said = "50% [25%, 75%]" if scale == "share" else "0.5 [0.25, 0.75]"
     assert said in svg
     assert said in str(bars) == bundle["text/plain"]

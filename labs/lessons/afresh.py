@@ -28,7 +28,7 @@ BUDGET = 2
 BUDGETS = (BUDGET, 1, 3, 0)  # it must keep to all of them, and is measured with the first
 EXACT = 1e-3  # KL that is left, by rounding, where every block is computed afresh
 FIRST = tuple(range(BUDGET))
-LOOK = ("bar", "map", "decision", "detail")
+LOOK = ("bar", "map", "detail")
 TEAM, READER = "team", "reader"
 
 Picks = tuple[int, ...]
@@ -40,6 +40,8 @@ def afresh(function: object, bench: object) -> Wrong | None:
         return Wrong("a function choose(deviation, budget)", shown(function))
     if not isinstance(bench, Bench):
         return Wrong("the bench: bench", shown(bench), hint="run the cells from the top")
+    if bench.closed:
+        return Wrong("an open bench", "one that is closed", hint="run the cell that made it again")
     everybody = [*bench.readers, *bench.held_out()]
     chosen: dict[str, Picks] = {}
     with bench.choosing():

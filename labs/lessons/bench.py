@@ -99,6 +99,7 @@ class Bench:
         self._public = self._scratch.encode(self._stretches[0].sample.public)
         self.readers = self._made(PRACTICE, progress)
         self._held_out: list[Reader] = []
+        self.closed = False
 
     def __repr__(self) -> str:
         return f"<bench: {len(self.readers)} readers, {NUM_BLOCKS} blocks of {BLOCK} tokens each>"
@@ -122,8 +123,9 @@ class Bench:
                 reader.public_only = False
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Give the memory back: no reader tells anything new from then on."""
         self._scratch.close()
+        self.closed = True
 
     def _made(self, logs: Sequence[int], progress: bool) -> list[Reader]:
         wanted = [s for s in self._stretches if s.log in logs and s.start == COSTLY[s.log]]

@@ -27,7 +27,8 @@ class Bars:
     """A bar a name: (value, low, high), the ends of its interval, or a value alone.
 
     `across`: what is measured. `limit`: a dotted line there. `scale`: "log" where values differ by
-    factors (those at nought are left out), "share" where they are written in per cent.
+    factors (a point a name then, for no length says a factor; those at nought are left out),
+    "share" where they are written in per cent.
     """
 
     rows: Mapping[str, float | tuple[float, float, float]]
@@ -53,16 +54,19 @@ class Bars:
             "array": [high - value for value, _, high in spans.values()],
             "arrayminus": [value - low for value, low, _ in spans.values()],
         }
-        bar = go.Bar(x=values, y=list(spans), error_x=error, orientation="h")
-        bar.marker.color = COLOURS[0]
-        figure = go.Figure(bar, layout={"title": self.title, "height": 130 + ROW * len(spans)})
+        given = {"x": values, "y": list(spans), "error_x": error, "marker": {"color": COLOURS[0]}}
+        if self.scale == "log":
+            drawn = go.Scatter(**given, mode="markers", marker_size=11)
+        else:
+            drawn = go.Bar(**given, orientation="h")
+        figure = go.Figure(drawn, layout={"title": self.title, "height": 130 + ROW * len(spans)})
         figure.update_layout(template="simple_white", margin={"t": 50, "b": 50, "l": 10})
         figure.update_yaxes(autorange="reversed", automargin=True)
         kind = "log" if self.scale == "log" else "linear"
         form = ".0%" if self.scale == "share" else None
         figure.update_xaxes(title=self.across, type=kind, tickformat=form)
         if kind == "log":
-            figure.update_xaxes(dtick=1)  # a mark a decade
+            figure.update_xaxes(dtick=1, minor={"dtick": "D1", "ticks": "outside"})  # by decades
         if self.limit is not None:
             line = {"dash": "dot", "color": COLOURS[1], "width": 2}  # the template has no width
             figure.add_vline(x=self.limit, line=line, opacity=1)
@@ -86,10 +90,12 @@ class Bars:
         for place, (name, (value, low, high)) in enumerate(spans.items()):
             y = 36 + ROW * place
             middle = y + ROW / 2 - 3
+            box = f'<rect x="{LEFT}" y="{y}" width="{at(value) - LEFT:.1f}" height="{ROW - 6}"'
+            if self.scale == "log":
+                box = f'<circle cx="{at(value):.1f}" cy="{middle}" r="5"'
             parts += [
                 _word(LEFT - 8, middle + 4, name, "end"),
-                f'<rect x="{LEFT}" y="{y}" width="{at(value) - LEFT:.1f}" height="{ROW - 6}" '
-                f'fill="{COLOURS[0]}"/>',
+                f'{box} fill="{COLOURS[0]}"/>',
                 _line(at(low), middle, at(high), middle),
                 _word(LEFT + WIDTH + 8, middle + 4, self._span(value, low, high)),
             ]

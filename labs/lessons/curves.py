@@ -15,6 +15,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-blind readers too
 DASHES = ("", "7 3", "2 3", "9 3 2 3")  # and without any colour
 HEIGHT = 300
+FEW = 10  # points of a line that are marked, each
 LEFT, RIGHT, TOP, BOTTOM = 60, 520, 36, 220  # of the plain picture's plot
 
 
@@ -38,9 +39,11 @@ class Curves:
         ends = [points[i][0] for points in self.lines.values() for i in (0, -1)]
         figure = go.Figure(layout={"title": self.title, "height": HEIGHT})
         figure.update_layout(template="simple_white", margin={"t": 50, "b": 50})
-        for (name, points), colour in zip(self.lines.items(), COLOURS, strict=False):
+        for (name, points), colour, dash in zip(self.lines.items(), COLOURS, DASHES, strict=False):
             xs, ys = zip(*points, strict=True)
-            figure.add_scatter(x=xs, y=ys, name=name, mode="lines", line={"color": colour})
+            look = {"color": colour, "dash": ",".join(f"{n}px" for n in dash.split()) or "solid"}
+            mode = "lines+markers" if len(points) <= FEW else "lines"  # what was measured
+            figure.add_scatter(x=xs, y=ys, name=name, mode=mode, line=look)
         for limit in self.limits:
             dotted = {"dash": "dot", "color": "grey", "width": 1}
             level = {"x": [min(ends), max(ends)], "y": [limit, limit], "line": dotted}

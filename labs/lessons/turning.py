@@ -27,7 +27,6 @@ HEADS, KV_HEADS, DIM, THETA = 9, 3, 64, 100_000.0  # as in SmolLM2-135M
 LENGTH = 4.0  # of each pair's arrow, squared: how sharply a head looks
 NEAR = 1e-3  # of the largest value; turns in float32 are much closer
 OTHERS = ((1, 40), (-7, 40), (300, 40), (0, 40))  # (shift, tokens) beside those of the log
-PARTS = ("bar", "map", "agents", "detail")
 
 
 @cache
@@ -129,7 +128,7 @@ def _compared(function: Callable[..., Any], case: Case, log: Log | None) -> Wron
 
     def wrong(expected: str, came: str, hint: str = "", picture: Any = None) -> Wrong:
         where = log, case.index, case.block
-        return Wrong(expected, came, case.words, hint, *where, parts=PARTS, picture=picture)
+        return Wrong(expected, came, case.words, hint, *where, picture=picture)
 
     try:
         answer = function(q, inv_freq, case.shift)
@@ -196,7 +195,8 @@ def _mistake(answer: torch.Tensor, given: Tensors, case: Case, head: int) -> tup
     if not torch.allclose(lengths, torch.ones(HEADS), atol=1e-2):
         came = f"a query {float(lengths[head]):.2f} times as long"
         return came, "a turn keeps the length: of two channels a, b both cos and sin of the angle"
-    return "it looks somewhere else", "see the picture; which channels are a pair?"
+    hint = "which channels are a pair, and what is the angle of each? Try a shift of 1 by hand"
+    return "it looks somewhere else", hint
 
 
 def _known(q: torch.Tensor, shift: int) -> Iterator[tuple[torch.Tensor, str, str]]:
