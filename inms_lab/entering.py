@@ -132,6 +132,7 @@ def check_room(books: Ledger, seq: Holder, place: Place, more: int, max_context:
 
 
 def check_length(seq: Holder, more: int, max_context: int) -> None:
+    """Raises `ContextTooLong` where `more` tokens would be too many for the context."""
     if seq.num_tokens + more > max_context:
         instead = "publish it with behind='prompt'" if seq.kind == "record" else "roll back"
         raise ContextTooLong(

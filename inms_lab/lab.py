@@ -124,9 +124,11 @@ class Lab:
         return self.driver.call(lambda: self._make_agent(name, tuple(groups)))
 
     def _make_agent(self, name: str, groups: tuple[str, ...]) -> Agent:
-        if name in self.agents and self.agents[name].state != "reclaimed":
+        same = (known for known in (*self.agents.values(), *self.forks) if known.name == name)
+        if any(known.state != "reclaimed" for known in same):
             raise BadInput(
-                f"an agent called {name!r} exists: close it, or run the cells from `Lab(...)` on"
+                f"an agent called {name!r} exists, or a fork of it: close it, or run the cells "
+                "from `Lab(...)` on"
             )
         clearance = join(private(name), *map(group, groups))
         seq_id = self.engine.register("agent", name, clearance)

@@ -84,4 +84,7 @@ class Touched(dict[Any, Owner], Generic[Owner]):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """As of any mapping: dict's own would not look into the base."""
-        return self[key] if key in self else default
+        try:
+            return self[key]
+        except KeyError:
+            return default

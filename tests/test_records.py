@@ -330,6 +330,20 @@ def test_a_text_that_cannot_enter_is_not_released() -> None:
         assert not any(isinstance(e, Released) for e in it.log.events)
 
 
+def test_a_name_is_free_when_its_last_fork_has_ended() -> None:
+    """Else the next agent of that name would find what the fork has read in private."""
+    with lab() as it:
+        _, ada, _ = team_of(it)
+        ada.read(MINE).result()
+        fork = ada.fork().result()
+        ada.close().result()
+        with pytest.raises(BadInput, match="a fork of it"):
+            it.agent("ada")
+        fork.close().result()
+        it.agent("ada").read(MINE).result()
+        assert outcomes(it, "ada")["computed"] == 2 * len(MINE)
+
+
 def test_deviations_are_for_members_and_of_records() -> None:
     with lab() as it:
         team, ada, _ = team_of(it)
