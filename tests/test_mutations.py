@@ -158,6 +158,24 @@ MUTATIONS = {
         "shift = -part.sense * (first + offset - part.first)",
         "07",
     ),
+    "pooled contexts hold nobody else's text": (
+        "experiment/reading.py",
+        "range(self.num_agents if self.pooled else 0)",
+        "range(0)",
+        "08",
+    ),
+    "blocks that are named are not computed afresh": (
+        "attaching.py",
+        "return tuple(sorted(set(recompute)))",
+        "return ()",
+        "08",
+    ),
+    "the likeliest option is not the one that is chosen": (
+        "experiment/score.py",
+        "Answer(max(range(len(scores))",
+        "Answer(min(range(len(scores))",
+        "08",
+    ),
 }
 
 
@@ -208,7 +226,7 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07"])
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
     """So that what turns red above does so for the mutation's sake."""
     package = tmp_path / "inms_lab"

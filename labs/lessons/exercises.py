@@ -63,6 +63,7 @@ EXERCISES = {
         Exercise("labels", "05", 15, "medium", "labelling:labels"),
         Exercise("turn", "06", 15, "medium", "turning:turn"),
         Exercise("afresh", "07", 20, "hard", "afresh:afresh", seconds=90.0),
+        Exercise("stages", "08", 15, "medium", "choosing:best_stage"),
     )
 }
 
