@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LAB, SECOND = "00_start_here.ipynb", "02_blocks_refcounts_copy_on_write.ipynb"
 MENDED = "            self.found.pop(self.key.pop(block, None), None)\n            self.text"
-SMALL, LARGE = {"width": 1180, "height": 830}, {"width": 1760, "height": 1900}
+SMALL, LARGE = {"width": 1180, "height": 830}, {"width": 1760, "height": 2000}
 MOST_BYTES = 400_000
 BACK = """() => {
   const { hub } = [...document.querySelectorAll('.inms-dash')].at(-1);

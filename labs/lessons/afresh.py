@@ -118,7 +118,7 @@ def _judged(bench: Bench, chosen: dict[Reader, Picks]) -> Wrong | None:
         )
     elif all(_is_least(reader, picks) for reader, picks in chosen.items()):
         came = "the blocks that deviate least, for every text"
-        hint = "they are as they should be already: computing them again changes nothing"
+        hint = "they are nearly as they should be: computing them again changes little"
     else:
         share = np.mean(list(mine.values())) / np.mean(list(first.values()))
         came = "just as much" if round(share, 1) == 1 else f"{share:.1f} times as much"
