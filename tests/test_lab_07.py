@@ -106,7 +106,7 @@ WRONG: dict[str, tuple[Choose, str, str]] = {  # what is chosen, what is said of
     "layer 0 and its noise": (lambda d, k: order(d[0], k), "times as much", "deviates by"),
     "rows 1 to 5": (lambda d, k: order(d[1:6].mean(axis=0), k), "1.3 times as much", "deviates by"),
     "last": (lambda d, k: list(range(NUM_BLOCKS - k, NUM_BLOCKS)), "just as much", "[6, 7] are"),
-    "least": (lambda d, k: order(-d.mean(axis=0), k), "deviate least", "changes nothing"),
+    "least": (lambda d, k: order(-d.mean(axis=0), k), "deviate least", "changes little"),
     "nothing": (lambda d, k: [], "times as much", "[] are computed afresh"),
     "too many": (lambda d, k: list(range(k + 1)), "3: [0, 1, 2]", "the more blocks"),
     "all": (lambda d, k: list(range(NUM_BLOCKS)), "8: [0, 1, 2, 3, 4, 5, 6, 7]", "no art"),
