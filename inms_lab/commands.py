@@ -82,9 +82,12 @@ def entry(
 def stands(seq: Sequence, request: Request) -> bool:
     """Whether the record to attach is in the context: the newest of its versions there ends in just
     this text, whole and unedited (a cut copy may stand before it)."""
+    if not request.versions:
+        return False
     runs = groupby(seq.segments, key=lambda segment: segment.source)
-    texts = [[*chain(*(s.tokens for s in run))] for i, run in runs if i in request.versions]
-    return bool(texts) and texts[-1][-len(request.tokens) :] == list(request.tokens)
+    ours = [list(run) for source, run in runs if source in request.versions]
+    newest = [*chain(*(segment.tokens for segment in ours[-1]))] if ours else []
+    return newest[-len(request.tokens) :] == list(request.tokens)
 
 
 def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int) -> tuple[Event, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from inms_lab.request import Request
 from inms_lab.sequence import Sequence
@@ -73,16 +74,11 @@ class Desk:
 
     def refuse_rest(self, seq_id: int, error: Exception) -> None:
         """What was asked behind a refused request counted on it: it gets the same error."""
-        for request in self.queues.pop(seq_id, ()):
-            if not request.future.done():  # its caller may have cancelled it
-                request.future.set_exception(error)
+        _answer(self.queues.pop(seq_id, ()), error)
 
     def drop(self, seq_id: int, error: Exception) -> None:
         """The holder has ended: whatever it still asks for is answered with `error`."""
-        waiting = [*self.running.pop(seq_id, ()), *self.queues.pop(seq_id, ())]
-        for request in waiting:
-            if not request.future.done():
-                request.future.set_exception(error)
+        _answer([*self.running.pop(seq_id, ()), *self.queues.pop(seq_id, ())], error)
 
     def _finish(self, request: Request, result: object) -> None:
         running = self.running[request.seq_id]
@@ -90,3 +86,9 @@ class Desk:
         if not running:
             del self.running[request.seq_id]
         request.future.set_result(result)
+
+
+def _answer(requests: Iterable[Request], error: Exception) -> None:
+    for request in requests:
+        if not request.future.done():  # its caller may have cancelled it
+            request.future.set_exception(error)
