@@ -111,6 +111,12 @@ class Notebook:
         found = f"[...document.querySelectorAll('.inms-dash')].at({number}).hub"
         return self.page.evaluate(f"(hub => {expression})({found})")
 
+    def words(self, where: Any) -> str:
+        """What a node says once every dashboard is drawn: a change is drawn a frame later."""
+        drawn = "[...document.querySelectorAll('.inms-dash')].every(dash => !dash.hub?.dirty)"
+        self.page.wait_for_function(f"() => {drawn}", timeout=10_000)
+        return str(where.inner_text())
+
     def wait_for(self, expression: str, seconds: float = 10, number: int = 0) -> float:
         """Until it holds; gives the seconds that it took."""
         started = time.monotonic()
@@ -176,7 +182,7 @@ def test_the_first_drag_scrubs_and_the_lab_does_not_notice(notebook: Notebook) -
     assert notebook.hub("hub.mode") == "paused"
     assert 0 < notebook.hub("hub.cursor") < before
     assert notebook.hub("hub.fold.length") == before
-    assert "PAUSED" in notebook.page.locator(".inms-bar").first.inner_text()
+    assert "PAUSED" in notebook.words(notebook.page.locator(".inms-bar").first)
 
 
 def test_a_click_pins_a_block_and_shows_all_of_it(notebook: Notebook) -> None:
@@ -186,7 +192,7 @@ def test_a_click_pins_a_block_and_shows_all_of_it(notebook: Notebook) -> None:
     spot = notebook.hub(where)
     notebook.page.mouse.click(spot["x"], spot["y"])
     assert notebook.hub("hub.pin") == {"pool": "global", "block": 1}
-    words = notebook.page.locator(".inms-detail").first.inner_text()
+    words = notebook.words(notebook.page.locator(".inms-detail").first)
     for part in ("global", "architect", "backend", "frontend", "16 "):
         assert part in words, words
     assert notebook.page.locator(".inms-detail .detail-history, .inms-detail .detail-list").count()
@@ -204,7 +210,7 @@ def test_a_decision_is_stepped_with_the_keyboard_alone(notebook: Notebook) -> No
     page.wait_for_function(f"{HUB}.fold.explained.has({first})", timeout=10_000)  # from the kernel
     page.keyboard.press("j")
     page.keyboard.press("j")
-    words = page.locator(".inms-decision").first.inner_text()
+    words = notebook.words(page.locator(".inms-decision").first)
     assert "decision" in words
     assert page.locator(".inms-decision").first.locator("[aria-current]").count() >= 1
     page.keyboard.press("[")
@@ -321,7 +327,7 @@ def test_a_log_without_a_lab_has_no_buttons_of_a_lab(notebook: Notebook) -> None
     assert not last.locator(".inms-bar-lab").is_visible()
     shown = notebook.page.locator(".inms-bar-lab").first
     assert shown.is_visible(), "this one saw the lab close"
-    assert "closed" in shown.inner_text()
+    assert "closed" in notebook.words(shown)
     assert shown.locator("button:enabled, select:enabled").count() == 0
 
 
@@ -340,7 +346,7 @@ def test_a_view_goes_where_the_kernel_points(notebook: Notebook) -> None:
     notebook.wait_for("hub.cursor === 5 && hub.mode === 'paused'")
     assert notebook.hub("hub.pin") == {"pool": "global", "block": 1}
     told = notebook.page.locator(".inms-dash").first.locator(".inms-message").nth(1)
-    assert told.inner_text() == "look here"
+    assert notebook.words(told) == "look here"
     notebook.hub("hub.seek(8)")
     notebook.page.wait_for_timeout(300)
     assert notebook.hub("hub.cursor") == 8, "told once, it goes once"
@@ -360,8 +366,8 @@ def test_a_failed_check_opens_a_view_at_the_first_wrong_event(notebook: Notebook
     pool, block = wrong.block
     assert notebook.hub("hub.pin", -1) == {"pool": pool, "block": block}
     last = notebook.page.locator(".inms-dash").last
-    assert last.locator(".inms-message").nth(1).inner_text() == wrong.note()
-    assert "PAUSED" in last.locator(".inms-bar").inner_text()
+    assert notebook.words(last.locator(".inms-message").nth(1)) == wrong.note()
+    assert "PAUSED" in notebook.words(last.locator(".inms-bar"))
     other = notebook.page.locator(".inms-agents > ul").first
     style = other.evaluate("list => getComputedStyle(list).listStyleType")
     assert style == "none", "a view of fewer parts took the style of the others"
@@ -389,8 +395,8 @@ def test_a_view_says_that_its_kernel_is_gone(notebook: Notebook) -> None:
     assert answer == "kernel_gone"
     notebook.wait_for("hub.lab.state === 'gone'")
     message = notebook.page.locator(".inms-message").first
-    assert "run this cell again" in message.inner_text()
-    assert "kernel gone" in notebook.page.locator(".inms-bar-lab").first.inner_text()
-    assert "LIVE" not in notebook.page.locator(".inms-bar-badge").first.inner_text()
+    assert "run this cell again" in notebook.words(message)
+    assert "kernel gone" in notebook.words(notebook.page.locator(".inms-bar-lab").first)
+    assert "LIVE" not in notebook.words(notebook.page.locator(".inms-bar-badge").first)
     notebook.hub("hub.command('pause')")
     assert not [e for e in notebook.lab.errors[before:] if "Cannot send" in e]
