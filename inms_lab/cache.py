@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from inms_lab import audit, history
+from inms_lab import audit, history, rules
 from inms_lab.errors import LedgerViolation
 from inms_lab.events import Allocated, Copied, Event, PoolOpened
 from inms_lab.ledger import Ledger
@@ -54,17 +54,28 @@ class KVCache:
         against a rule."""
         if plan.at != len(self.log):
             return Stale(plan.at, len(self.log))
-        if len(plan.events) > 1:  # a single event is checked by apply itself
-            trial = self.ledger.overlay()
-            for event in plan.events:
-                trial.apply(event)
+        self._try(plan.events)
         for event in plan.events:
-            self.record(event)
+            self.ledger.reduce(event)
+            self._enter(event)
         return None
+
+    def _try(self, events: tuple[Event, ...]) -> None:
+        """Ask the rules about each event, on books in which those before it have happened."""
+        trial = self.ledger
+        for number, event in enumerate(events):
+            rules.check(trial, event)
+            if number + 1 < len(events):
+                trial = self.ledger.overlay() if number == 0 else trial
+                trial.reduce(event)
 
     def record(self, event: Event) -> None:
         """One event enters the books, the tensors and the log."""
         self.ledger.apply(event)
+        self._enter(event)
+
+    def _enter(self, event: Event) -> None:
+        """What the books have taken in enters the log and the tensors."""
         self.log.append(event)
         if history.REFCOUNT.isEnabledFor(history.DEBUG):
             history.log_refcounts(self.ledger, event)

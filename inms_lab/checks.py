@@ -9,7 +9,7 @@ and 6) is asked once, when it enters (reuse.py). `CHECKS` is the table, `source_
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -35,9 +35,13 @@ def candidates(pool: Pool, key: bytes) -> tuple[int, ...]:
     return pool.index.get(key, ()) if key else ()
 
 
-def same_tokens(pool: Pool, block: int, segment: Segment, index: int, seq: Sequence) -> bool:
-    """Check 1: the block holds the tokens of block `index`; a digest alone is not believed."""
-    return "tokens" in seq.off or pool.tokens[block] == segment.block_tokens(index)
+def same_tokens(
+    pool: Pool, blocks: Collection[int], segment: Segment, index: int, seq: Sequence
+) -> bool:
+    """Check 1: these blocks hold the tokens of the segment's blocks from `index` on, each its own;
+    a digest alone is not believed."""
+    held = [pool.tokens[block] for block in blocks]
+    return "tokens" in seq.off or held == segment.texts(index, len(blocks))
 
 
 # 2: written -----------------------------------------------------------------------------------

@@ -36,6 +36,6 @@ def _published(books: Ledger, chunk: Chunk) -> Iterator[Published]:
         first = before // size
         last = after // size if segment.open or after < count else -(-after // size)
         if last > first:
-            keys = tuple(segment.key(index) for index in range(first, last))
+            keys = segment.keys_of(first, last)
             blocks = tuple(segment.blocks[first:last])
             yield Published(seq.seq_id, number, segment.pool_id, first, blocks, keys)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.batch import Batch, Span, TileRef
 from inms_lab.engine import Engine
 from inms_lab.errors import BadInput
 from inms_lab.outcome import Chunk
@@ -84,8 +84,7 @@ def most_deviating(error: Sequence[float], share: float) -> list[int]:
 
 @torch.inference_mode()
 def _run(runner: Any, store: Any, span: Span, tile: int) -> None:
-    heads = runner.geometry.num_heads
-    batch = build([span], store, tile, heads, runner.row_multiple, runner.rotations)
+    batch = runner.batch([span], store, tile)
     names = Batch.__dataclass_fields__
     early = _Early(**{name: getattr(batch, name) for name in names})
     with suppress(_Enough):

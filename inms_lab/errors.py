@@ -110,6 +110,10 @@ class ModelRefused(InmsError):
     """A model that the admission experiments turned down; the message names the reason."""
 
 
+class CompilerMissing(InmsError):
+    """The compiled kernels were asked for, and nothing here can compile them."""
+
+
 class UnsafeShift(InmsError):
     """KV was to be used at another position, which this model's positions do not allow."""
 

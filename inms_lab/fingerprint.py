@@ -11,6 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
+from functools import lru_cache
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -44,7 +45,12 @@ class Namespace:
 
 def label_bytes(label: Iterable[str]) -> bytes:
     """Canonical bytes of a label."""
-    return digest(b"label", *(p.encode() for p in sorted(label)))
+    return _label_bytes(tuple(sorted(label)))
+
+
+@lru_cache(4096)
+def _label_bytes(label: tuple[str, ...]) -> bytes:
+    return digest(b"label", *(p.encode() for p in label))
 
 
 def block_key(parent: bytes, label: bytes, position: int, tokens: array[int]) -> bytes:
@@ -54,6 +60,22 @@ def block_key(parent: bytes, label: bytes, position: int, tokens: array[int]) ->
     h.update(b"%d:%d:" % (position, len(tokens)))
     h.update(tokens)
     return h.digest()
+
+
+def block_keys(
+    parent: bytes, label: bytes, position: int, tokens: array[int], size: int
+) -> list[bytes]:
+    """Keys of the full blocks of `tokens`, `size` tokens each: `block_key`, each behind the one
+    before it."""
+    raw, width, count = tokens.tobytes(), size * tokens.itemsize, len(tokens) // size
+    head, out = b":%d:" % size, []
+    for start in range(0, count * width, width):
+        text = raw[start : start + width]
+        parts = b"".join((parent, label, b"%d" % position, head, text))
+        parent = blake2b(parts, digest_size=DIGEST_BYTES).digest()
+        position += size
+        out.append(parent)
+    return out
 
 
 def cut(parent: bytes, num_tokens: int) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Set
 from itertools import chain
 
@@ -12,6 +11,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.outcome import Chunk, Plan
 from inms_lab.pool import Pool
 from inms_lab.sequence import READ_ONLY, Sequence
+from inms_lab.table_rules import copies_left
 
 
 def freed(seq: Sequence, keep: int, cause: str, forget: bool = False) -> tuple[Freed, ...]:
@@ -94,8 +94,7 @@ def aborted(books: Ledger, chunks: list[Chunk] | None, cause: str) -> tuple[Even
 
 def evicted(pool: Pool, blocks: tuple[int, ...], cause: str, before: Iterable[Event]) -> Evicted:
     """The event that takes these blocks' identity, behind those that the plan holds already."""
-    pool_id, keys = pool.spec.pool_id, tuple(pool.keys[block] for block in blocks)
+    pool_id, keys = pool.spec.pool_id, tuple(map(pool.keys.__getitem__, blocks))
     earlier = (e.keys for e in before if isinstance(e, Evicted) and e.pool_id == pool_id)
-    gone = Counter(chain(keys, *earlier))
-    remaining = tuple(len(pool.index[key]) - gone[key] for key in keys)
+    remaining = copies_left(pool, (*keys, *chain(*earlier)))[: len(keys)]
     return Evicted(pool_id, blocks, keys, remaining, cause)

@@ -60,6 +60,10 @@ class Ledger:
     def apply(self, event: Event) -> None:
         """Change the books by one event, or raise `PlanInvalid` and change nothing."""
         rules.check(self, event)
+        self.reduce(event)
+
+    def reduce(self, event: Event) -> None:
+        """Change the books by an event that was tried on an overlay of just these (cache.py)."""
         _REDUCE[type(event)](self, event)
 
     # inputs ---------------------------------------------------------------------------------
@@ -108,38 +112,33 @@ class Ledger:
 
     def _shared(self, e: Shared) -> None:
         seq, pool = self.sequences[e.seq_id], self.pools[e.pool_id]
-        for block in e.blocks:
-            pool.share(block)
+        pool.share(e.blocks)
         seq.segments[e.segment].mount(e.blocks, e.length, written=True)
         seq.move()
 
     def _allocated(self, e: Allocated) -> None:
         segment, pool = self.sequences[e.seq_id].segments[e.segment], self.pools[e.pool_id]
-        for block, key in zip(e.blocks, e.keys, strict=True):
-            pool.allocate(block, segment.label, key)
+        pool.allocate(e.blocks, segment.label, e.keys)
         segment.mount(e.blocks, e.length, written=False)
 
     def _copied(self, e: Copied) -> None:
         seq, pool = self.sequences[e.seq_id], self.pools[e.pool_id]
         segment = seq.segments[e.segment]
-        pool.allocate(e.dst, segment.label)
+        pool.allocate((e.dst,), segment.label)
         if e.index == len(segment.blocks):
             segment.mount((e.dst,), e.index * segment.block_size + e.num_slots, written=True)
         else:
-            self.pools[e.src_pool].release(e.src)
+            self.pools[e.src_pool].release((e.src,))
             segment.blocks[e.index] = e.dst
         seq.move()
 
     def _evicted(self, e: Evicted) -> None:
-        pool = self.pools[e.pool_id]
-        for block in e.blocks:
-            pool.evict(block)
+        self.pools[e.pool_id].evict(e.blocks)
 
     def _let_go(self, e: Freed | Aborted) -> None:
         seq, pool = self.sequences[e.seq_id], self.pools[e.pool_id]
         idle = not seq.has_work
-        for block in e.blocks:
-            pool.release(block, forget=isinstance(e, Freed) and e.forget)
+        pool.release(e.blocks, forget=isinstance(e, Freed) and e.forget)
         seq.segments[e.segment].unmount(len(e.blocks), e.length)
         if seq.is_live:
             if idle:  # what an idle holder loses is computed again when it is next asked
@@ -174,8 +173,7 @@ class Ledger:
 
     def _published(self, e: Published) -> None:
         segment, pool = self.sequences[e.seq_id].segments[e.segment], self.pools[e.pool_id]
-        for index, (block, key) in enumerate(zip(e.blocks, e.keys, strict=True), e.first):
-            pool.publish(block, key, segment.block_tokens(index))
+        pool.publish(e.blocks, e.keys, segment.texts(e.first, len(e.blocks)))
 
     # ----------------------------------------------------------------------------------------
 

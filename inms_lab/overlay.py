@@ -8,11 +8,11 @@ iteration is the base's (without what was removed), then the additions. `Touched
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping
+from itertools import chain
 from typing import Any, Generic, Protocol, TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
-_GONE: Any = object()
 
 
 class Layered(MutableMapping[K, V]):
@@ -25,13 +25,19 @@ class Layered(MutableMapping[K, V]):
         self._added: dict[K, V] = {}
 
     def __getitem__(self, key: K) -> V:
-        for sheet in (self._added, self._changed):
-            value = sheet.get(key, _GONE)
-            if value is not _GONE:
-                return value
+        if key in self._added:
+            return self._added[key]
+        if key in self._changed:
+            return self._changed[key]
         if key in self._removed:
             raise KeyError(key)
         return self._base[key]
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As of any mapping, without an exception for what is not there."""
+        if key not in self:
+            return default
+        return self[key]
 
     def __setitem__(self, key: K, value: V) -> None:
         stays = key in self._base and key not in self._removed
@@ -50,11 +56,25 @@ class Layered(MutableMapping[K, V]):
         return key in self._added or (key not in self._removed and key in self._base)
 
     def __iter__(self) -> Iterator[K]:
-        yield from (k for k in self._base if k not in self._removed)
-        yield from self._added
+        if not self._removed and not self._added:
+            return iter(self._base)
+        return chain((k for k in self._base if k not in self._removed), self._added)
 
     def __len__(self) -> int:
         return len(self._base) - len(self._removed) + len(self._added)
+
+
+class Sheets:
+    """An owner whose overlay has `below`, what it lies over, instead of the owner's mappings: each
+    is layered when it is first asked for."""
+
+    below: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if "below" not in self.__dict__:
+            raise AttributeError(name)
+        value = self.__dict__[name] = Layered(getattr(self.__dict__["below"], name))
+        return value
 
 
 class Overlaid(Protocol):

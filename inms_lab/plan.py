@@ -14,10 +14,9 @@ from inms_lab.checks import blocks_to_take, is_being_written, may_write
 from inms_lab.events import Allocated, Copied, Event, Shared
 from inms_lab.freeing import evicted
 from inms_lab.ledger import Ledger
-from inms_lab.lookup import hits, stretch
+from inms_lab.lookup import hits, record_of, stretch
 from inms_lab.outcome import Chunk, Decision, Deferred, Gone, NoRoom, Outcome, Plan, Refused
 from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
 
 
 def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
@@ -61,7 +60,7 @@ class _Draft:
         if here % size == 0 and is_being_written(pool, segment, index):
             why = f"block {index} of segment {number} is being written"
             return Deferred(seq.seq_id, why) if fresh else False
-        record = self._record_of(segment)
+        record = record_of(self.books, segment)
         if record is not None and record.is_live and record.num_computed < record.num_tokens:
             return Deferred(seq.seq_id, f"{record.name} is being encoded") if fresh else False
         lost = record is not None and not record.is_live and not may_write(seq, segment.tier)
@@ -71,18 +70,13 @@ class _Draft:
             return Refused(seq.seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
         return self._compute(number, segment, here)
 
-    def _record_of(self, segment: Segment) -> Sequence | None:
-        """The holder of the record whose text this is in somebody else's context."""
-        source = self.books.sequences.get(segment.source)
-        return source if source is not None and source.kind == "record" else None
-
     def _share(self, number: int, segment: Segment) -> int:
         """Mount what is found at the segment's end; gives the slots that have KV then."""
         size, here = segment.block_size, segment.computed
         if here % size or self.stop != self.start:
             return here
         first, pool = here // size, self.books.pools[segment.pool_id]
-        found = tuple(hits(pool, segment, first, self.seq))
+        found = hits(pool, segment, first, self.seq)
         if found:
             here = min(here + len(found) * size, len(segment.tokens))
             self.events.append(Shared(self.seq.seq_id, number, segment.pool_id, found, here))
@@ -100,7 +94,7 @@ class _Draft:
         limit = min(count, here + self.budget - (self.stop - self.start))
         end = stretch(pool, segment, here, limit, seq)
         first = -(-here // size)
-        keys = tuple(segment.key(index) for index in range(first, -(-end // size)))
+        keys = segment.keys_of(first, -(-end // size))
         partial = segment.blocks[here // size] if here % size and end > here else None
         copies = partial is not None and pool.refs[partial] > 1
         need = len(keys) + copies

@@ -12,18 +12,20 @@ Pools never lend blocks to each other. Only `Ledger.apply` calls the verbs.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import MutableMapping
+from collections.abc import Iterable, MutableMapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeAlias
 
 from inms_lab.errors import PlanInvalid
 from inms_lab.events import PoolOpened
-from inms_lab.overlay import Layered
+from inms_lab.overlay import Sheets
 
+Blocks: TypeAlias = tuple[int, ...]
+Keys: TypeAlias = tuple[bytes, ...]
 _MAPS = ("free", "cached", "refs", "labels", "keys", "tokens", "index", "pending", "promised")
 
 
-class Pool:
+class Pool(Sheets):
     """Blocks `0 .. num_blocks-1` of one tier, tenant and group."""
 
     def __init__(self, spec: PoolOpened) -> None:
@@ -42,9 +44,7 @@ class Pool:
     def overlay(self) -> Pool:
         """A pool over this one; its changes stay in it."""
         over = object.__new__(Pool)
-        over.spec, over.block_size = self.spec, self.block_size
-        for name in _MAPS:
-            setattr(over, name, Layered(getattr(self, name)))
+        over.spec, over.block_size, over.below = self.spec, self.block_size, self
         return over
 
     @property
@@ -62,41 +62,50 @@ class Pool:
 
     # the verbs ------------------------------------------------------------------------------
 
-    def allocate(self, block: int, label: tuple[str, ...], key: bytes = b"") -> None:
+    def allocate(self, blocks: Blocks, label: tuple[str, ...], keys: Keys = ()) -> None:
         """free -> held, pending: the head of the free queue only."""
-        if next(iter(self.free), None) != block:
-            raise PlanInvalid(f"block {block} of {self.spec.pool_id} is not next in the free queue")
-        del self.free[block]
-        self.refs[block] = 1
-        self.labels[block] = label
-        if key and key not in self.pending:
-            self.pending[key], self.promised[block] = block, key
+        if self.next_free(len(blocks)) != blocks:
+            raise PlanInvalid(f"blocks of {self.spec.pool_id} that do not head the free queue")
+        free, refs, labels, pending = self.free, self.refs, self.labels, self.pending
+        for block in blocks:
+            del free[block]
+            refs[block], labels[block] = 1, label
+        for block, key in zip(blocks, keys, strict=False):
+            if key and key not in pending:
+                pending[key], self.promised[block] = block, key
 
-    def share(self, block: int) -> None:
+    def share(self, blocks: Blocks) -> None:
         """cached -> held, or one holder more."""
-        if block in self.cached:
-            del self.cached[block]
-        elif block not in self.refs:
-            raise PlanInvalid(f"block {block} of {self.spec.pool_id} holds nothing to share")
-        self.refs[block] = self.refs.get(block, 0) + 1
+        cached, refs = self.cached, self.refs
+        for block in blocks:
+            if block in refs:
+                refs[block] += 1
+            elif block in cached:
+                del cached[block]
+                refs[block] = 1
+            else:
+                raise PlanInvalid(f"block {block} of {self.spec.pool_id} holds nothing to share")
 
-    def release(self, block: int, forget: bool = False) -> None:
-        """One holder less; the last one leaves it cached if it has an identity, else free."""
-        count = self.refs.get(block, 0)
-        if count < 1:
-            raise PlanInvalid(f"block {block} of {self.spec.pool_id} has no holder to let go")
-        if count > 1:
-            self.refs[block] = count - 1
-            return
-        del self.refs[block]
-        self.withdraw(block)
-        if block in self.keys and not forget:
-            self.cached[block] = None
-            return
-        if block in self.keys:
-            self.forget(block)
-        del self.labels[block]
-        self.free[block] = None
+    def release(self, blocks: Blocks, forget: bool = False) -> None:
+        """One holder less; the last one leaves a block cached if it has an identity, else free."""
+        refs, keys, cached, promised = self.refs, self.keys, self.cached, self.promised
+        for block in blocks:
+            count = refs.get(block, 0)
+            if count > 1:
+                refs[block] = count - 1
+                continue
+            if not count:
+                raise PlanInvalid(f"block {block} of {self.spec.pool_id} has no holder to let go")
+            del refs[block]
+            if block in promised:
+                self.withdraw(block)
+            if block in keys and not forget:
+                cached[block] = None
+                continue
+            if block in keys:
+                self.forget(block)
+            del self.labels[block]
+            self.free[block] = None
 
     def withdraw(self, block: int) -> None:
         """Nobody waits any longer for what `block` was going to hold."""
@@ -104,31 +113,36 @@ class Pool:
         if key is not None:
             del self.pending[key]
 
-    def publish(self, block: int, key: bytes, tokens: bytes) -> None:
-        """A held block that is fully written becomes findable under `key`."""
-        if block not in self.refs or block in self.keys:
-            raise PlanInvalid(f"block {block} of {self.spec.pool_id} cannot be published (again)")
-        self.withdraw(block)
-        self.keys[block] = key
-        self.tokens[block] = tokens
-        self.index[key] = (*self.index.get(key, ()), block)
+    def publish(self, blocks: Blocks, keys: Keys, texts: Iterable[bytes]) -> None:
+        """Held blocks that are fully written become findable, each under its key."""
+        refs, known, promised = self.refs, self.keys, self.promised
+        tokens, index = self.tokens, self.index
+        for block, key, text in zip(blocks, keys, texts, strict=True):
+            if block not in refs or block in known:
+                raise PlanInvalid(f"block {block} of {self.spec.pool_id} cannot be published")
+            if block in promised:
+                self.withdraw(block)
+            known[block], tokens[block] = key, text
+            index[key] = (*index[key], block) if key in index else (block,)
 
     def forget(self, block: int) -> None:
         """A block loses its identity, here and in the index; other copies of its key remain."""
-        key = self.keys[block]
-        remaining = tuple(b for b in self.index[key] if b != block)
+        key = self.keys.pop(block)
+        del self.tokens[block]
+        remaining = tuple([b for b in self.index[key] if b != block])
         if remaining:
             self.index[key] = remaining
         else:
             del self.index[key]
-        del self.keys[block], self.tokens[block]
 
-    def evict(self, block: int) -> None:
+    def evict(self, blocks: Blocks) -> None:
         """cached -> free (a held block only forgets): no identity outlives what it stood for."""
-        self.forget(block)
-        if block in self.cached:
-            del self.cached[block], self.labels[block]
-            self.free[block] = None
+        cached, labels, free = self.cached, self.labels, self.free
+        for block in blocks:
+            self.forget(block)
+            if block in cached:
+                del cached[block], labels[block]
+                free[block] = None
 
     # ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from inms_lab.events import (
     Stepped,
 )
 from inms_lab.label import may_hold, private
-from inms_lab.table_rules import owned, require, where
+from inms_lab.table_rules import require, where
 
 if TYPE_CHECKING:
     from inms_lab.ledger import Ledger
@@ -140,9 +140,10 @@ def _stepped(books: Ledger, e: Stepped) -> None:
         for segment in seq.segments:
             count = min(num_computed, segment.room)
             pool, size, here = books.pools[segment.pool_id], segment.block_size, segment.computed
-            for block in segment.blocks[here // size : -(-(here + count) // size)] if count else ():
-                alone = owned(pool, block) or "pending" in seq.off
-                require(alone, f"block {block} is written and has other readers")
+            mine = segment.blocks[here // size : -(-(here + count) // size)] if count else []
+            others = [block for block in mine if pool.refs[block] != 1 or block in pool.keys]
+            alone = not others or "pending" in seq.off
+            require(alone, f"blocks {others} are written and have other readers")
             num_computed -= count
         require(num_computed == 0, f"holder {seq_id} computed tokens without slots")
         require(num_sampled <= seq.to_generate, f"holder {seq_id} was not asked for tokens")
@@ -151,12 +152,14 @@ def _stepped(books: Ledger, e: Stepped) -> None:
 
 def _published(books: Ledger, e: Published) -> None:
     _, segment, pool = where(books, e)
-    for index, (block, key) in enumerate(zip(e.blocks, e.keys, strict=True), e.first):
-        require(segment.blocks[index : index + 1] == [block], "a holder publishes its own blocks")
-        require(key and key == segment.key(index), "the key is not the content's")
-        end = min((index + 1) * segment.block_size, len(segment.tokens))
-        require(end <= segment.computed, f"block {block} is not written to its end")
-        require(block not in pool.keys, f"block {block} is published already")
+    stop = e.first + len(e.blocks)
+    mine = e.first >= 0 and segment.blocks[e.first : stop] == [*e.blocks]
+    require(mine, "a holder publishes its own blocks")
+    keys = segment.keys_of(e.first, stop)
+    require(all(keys) and e.keys == keys, "the keys are not the content's")
+    end = min(stop * segment.block_size, len(segment.tokens))
+    require(end <= segment.computed, f"block {e.blocks[-1]} is not written to its end")
+    require(pool.keys.keys().isdisjoint(e.blocks), "one of the blocks is published already")
 
 
 _RULES: dict[type, Callable[[Ledger, Any], None]] = {

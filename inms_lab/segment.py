@@ -16,10 +16,10 @@ know the shift.
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from inms_lab.fingerprint import block_key, cut, digest
+from inms_lab.fingerprint import block_key, block_keys, cut, digest
 
 
 @dataclass(slots=True)
@@ -64,7 +64,11 @@ class Segment:
 
     def copy(self) -> Segment:
         """An independent copy."""
-        return replace(self, tokens=self.tokens[:], blocks=self.blocks[:], keys=self.keys[:])
+        new = object.__new__(Segment)
+        for name in Segment.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.tokens, new.blocks, new.keys = self.tokens[:], self.blocks[:], self.keys[:]
+        return new
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Segment:
@@ -96,10 +100,26 @@ class Segment:
 
     def chain(self, index: int) -> bytes:
         """Digest of everything up to the last token of block `index`, full or not."""
-        full = min(index + 1, len(self.tokens) // self.block_size)
-        while len(self.keys) < full:
-            self.keys.append(self._digest(len(self.keys)))
+        full = self._know(index + 1)
         return self.keys[index] if index < full else self._digest(index)
+
+    def keys_of(self, first: int, stop: int) -> tuple[bytes, ...]:
+        """`key` of the blocks `[first, stop)`."""
+        full = self._know(stop) if self.indexed else 0
+        return (*self.keys[first:full], *map(self.key, range(max(first, full), stop)))
+
+    def _know(self, stop: int) -> int:
+        """Have the keys of the full blocks before `stop` at hand; gives how many there are."""
+        size, have = self.block_size, len(self.keys)
+        full = min(stop, len(self.tokens) // size)
+        if have < full and self.chained:
+            parent = self.keys[-1] if have else self.root
+            tokens = self.tokens[have * size : full * size]
+            where = self.encoded + have * size
+            self.keys += block_keys(parent, self.key_label, where, tokens, size)
+        for index in range(len(self.keys), full):
+            self.keys.append(self._digest(index))
+        return full
 
     def _digest(self, index: int) -> bytes:
         start = index * self.block_size
@@ -137,3 +157,10 @@ class Segment:
         """Token ids of block `index`, as int32 bytes."""
         start = index * self.block_size
         return self.tokens[start : start + self.block_size].tobytes()
+
+    def texts(self, first: int, count: int) -> list[bytes]:
+        """`block_tokens` of `count` blocks from `first` on (fewer, where the text ends)."""
+        size = self.block_size
+        raw = self.tokens[first * size : (first + count) * size].tobytes()
+        width = size * self.tokens.itemsize
+        return [raw[start : start + width] for start in range(0, len(raw), width)]

@@ -196,8 +196,10 @@ class Sequence:
         if state is None:
             if not self.is_live:
                 return
-            counts = (self.num_tokens, self.num_computed, self.wanted)
-            state = lifecycle.state_of(*counts, self.to_generate)
+            count = computed = 0
+            for segment in self.segments:
+                count, computed = count + len(segment.tokens), computed + segment.computed
+            state = lifecycle.state_of(count, computed, self.wanted, self.to_generate)
         lifecycle.check_move(self.state, state)
         self.state = state
 

@@ -191,7 +191,7 @@ _YES: Answer = ("", False)
 
 def _content(r: _Reader, pool: Pool, site: Site) -> Answer:
     known = site[1] in pool.tokens and site not in r.shadow.sites.get(r.tokens, {})
-    if known and not checks.same_tokens(pool, site[1], r.segment, r.index, r.seq):
+    if known and not checks.same_tokens(pool, site[1:], r.segment, r.index, r.seq):
         return "other tokens under the same fingerprint", False
     return _YES
 

@@ -6,6 +6,7 @@ One function per event, asked by rules.py. Check numbers are those of the table 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from inms_lab.checks import clears, is_written, may_write, same_tokens
@@ -37,21 +38,35 @@ def shared(books: Ledger, e: Shared) -> None:
         before = all(s.computed == len(s.tokens) for s in seq.segments[: e.segment])
         require(before, "blocks are mounted when what stands before is computed")
         require(_is_whole(segment, e.length), "what is found is mounted in whole blocks")
-    for index, block in enumerate(e.blocks, first):
-        require(clears(seq, pool.labels.get(block, ())), f"block {block}: label (check 4)")
-        if e.cause == "fork":
-            donor = books.sequences[seq.parent_id].segments[e.segment]
-            there = donor.blocks[index : index + 1] == [block] and e.length <= donor.computed
-            same = donor.root == segment.root and donor.chain(index) == segment.chain(index)
-            require(there and same, "a fork shares what it has in common with its parent")
-            continue
-        written = is_written(pool, block)
-        require(written or "pending" in seq.off, f"block {block} is not published (check 2)")
-        if written:
-            same = same_tokens(pool, block, segment, index, seq)
-            require(same, f"block {block}: other tokens (check 1)")
-            key = pool.keys[block] == segment.key(index)
-            require(key, f"block {block}: another fingerprint (checks 3 and 5)")
+    for label, block in {pool.labels.get(block, ()): block for block in e.blocks}.items():
+        require(clears(seq, label), f"block {block}: label (check 4)")
+    if e.cause == "fork":
+        donor = books.sequences[seq.parent_id].segments[e.segment]
+        stop = first + len(e.blocks)
+        there = donor.blocks[first:stop] == [*e.blocks] and e.length <= donor.computed
+        chains = (donor.chain(i) == segment.chain(i) for i in range(first, stop))
+        same = donor.root == segment.root and all(chains)
+        require(there and same, "a fork shares what it has in common with its parent")
+        return
+    waits = [block for block in e.blocks if not is_written(pool, block)]
+    require(not waits or "pending" in seq.off, f"blocks {waits} are not published (check 2)")
+    if waits:  # a lesson's: what is written is looked at block by block
+        for index, block in enumerate(e.blocks, first):
+            if block not in waits:
+                _have(pool, (block,), segment, index, seq)
+    else:
+        _have(pool, e.blocks, segment, first, seq)
+
+
+def _have(pool: Pool, blocks: tuple[int, ...], segment: Segment, first: int, seq: Sequence) -> None:
+    """Published blocks have the tokens and the fingerprints of a segment's blocks from `first`."""
+    if not same_tokens(pool, blocks, segment, first, seq):
+        one = (
+            b for i, b in enumerate(blocks, first) if not same_tokens(pool, (b,), segment, i, seq)
+        )
+        raise PlanInvalid(f"block {next(one)}: other tokens (check 1)")
+    keys = segment.keys_of(first, first + len(blocks))
+    each(blocks, pool.keys, keys, "another fingerprint (checks 3 and 5)")
 
 
 def allocated(books: Ledger, e: Allocated) -> None:
@@ -64,7 +79,7 @@ def allocated(books: Ledger, e: Allocated) -> None:
         require(owned(pool, segment.blocks[-1]), "the block before is not the writer's alone")
     require(e.blocks == pool.next_free(len(e.blocks)), "not the head of the free queue")
     first = len(segment.blocks)
-    keys = tuple(segment.key(first + i) for i in range(len(e.blocks)))
+    keys = segment.keys_of(first, first + len(e.blocks))
     require(e.keys == keys, "the promised keys are not the content's")
     _fits(segment, len(e.blocks), e.length)
 
@@ -93,14 +108,15 @@ def copied(books: Ledger, e: Copied) -> None:
 
 def evicted(books: Ledger, e: Evicted) -> None:
     """Victims are cached, or overwritten by their only holder; the copies that remain are told."""
-    pool, gone = books.pools[e.pool_id], Counter(e.keys)
+    pool = books.pools[e.pool_id]
     require(len({*e.blocks}) == len(e.blocks), "a block is evicted once")
-    left = tuple(len(pool.index.get(key, ())) - gone[key] for key in e.keys)
+    left = copies_left(pool, e.keys)
     require(e.remaining == left, f"the copies that remain are {left}")
-    for block, key in zip(e.blocks, e.keys, strict=True):
-        overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
-        require(overwritten or block in pool.cached, f"block {block} is no victim")
-        require(pool.keys.get(block) == key, f"block {block} has another identity")
+    for block in e.blocks:
+        if block not in pool.cached:
+            overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
+            require(overwritten, f"block {block} is no victim")
+    each(e.blocks, pool.keys, e.keys, "another identity")
 
 
 def let_go(books: Ledger, e: Freed | Aborted) -> None:
@@ -126,10 +142,30 @@ def where(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
 def _end_of(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
     """Where a table may change: all blocks that stand before are there, none stands behind."""
     seq, segment, pool = where(books, e)
-    full = all(len(s.blocks) * s.block_size >= len(s.tokens) for s in seq.segments[: e.segment])
-    last = not any(s.blocks for s in seq.segments[e.segment + 1 :])
-    require(full and last, "blocks come and go at the end of what a holder has")
+    if len(seq.segments) > 1:
+        full = all(len(s.blocks) * s.block_size >= len(s.tokens) for s in seq.segments[: e.segment])
+        last = not any(s.blocks for s in seq.segments[e.segment + 1 :])
+        require(full and last, "blocks come and go at the end of what a holder has")
     return seq, segment, pool
+
+
+def each(
+    blocks: tuple[int, ...], known: Mapping[int, bytes], keys: tuple[bytes, ...], wrong: str
+) -> None:
+    """Raise `PlanInvalid` with the first of the blocks that is `known` under another key."""
+    if tuple(map(known.get, blocks)) != keys:
+        pairs = zip(blocks, keys, strict=True)
+        one = next(block for block, key in pairs if known.get(block) != key)
+        raise PlanInvalid(f"block {one} has {wrong}")
+
+
+def copies_left(pool: Pool, keys: tuple[bytes, ...]) -> tuple[int, ...]:
+    """For each key, the copies of it in the index that are left without all of these."""
+    index = pool.index
+    if len({*keys}) == len(keys):
+        return tuple([len(index.get(key, ())) - 1 for key in keys])
+    gone = Counter(keys)
+    return tuple([len(index.get(key, ())) - gone[key] for key in keys])
 
 
 def owned(pool: Pool, block: int) -> bool:

@@ -219,7 +219,7 @@ class _Books:
             mounted = tuple(node.block for node in path)
             self._put(Shared(seq_id, 0, POOL, mounted, first * self.size))
         blocks = self.books.pools[POOL].next_free(count)
-        keys = tuple(segment.key(first + index) for index in range(count))
+        keys = segment.keys_of(first, first + count)
         self._put(Allocated(seq_id, 0, POOL, blocks, keys, (first + count) * self.size))
         step = self.books.num_steps + 1
         self._put(Stepped(step, 0, ((seq_id, count * self.size, 0, False),)))

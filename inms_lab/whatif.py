@@ -124,7 +124,7 @@ def parts_of(books: Ledger, decided: Decided) -> tuple[Decision, ...]:
         copies = here % size > 0 and pool.refs[segment.blocks[here // size]] > 1
         first = here // size if copies else -(-here // size)
         if not (computes or here % size):
-            first += sum(1 for _ in hits(pool, segment, first, seq))
+            first += len(hits(pool, segment, first, seq))
         num_blocks = 1 if isinstance(outcome, Deferred) else -(-len(segment.tokens) // size) - first
         num_blocks = outcome.needed if isinstance(outcome, NoRoom) else num_blocks
         return (Decision(number, first, num_blocks, decided.outcome, decided.reason),)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from inms_lab.attention.batch import Span, TileRef, build
+from inms_lab.attention.batch import Span, TileRef
 from inms_lab.model import Runner
 from inms_lab.model.probe import Watched
 
@@ -117,8 +117,8 @@ class Place:
     @torch.inference_mode()
     def read(self, *spans: Span) -> Reading:
         """One forward."""
-        runner, heads = self.runner, self.runner.geometry.num_heads
-        planned = build(spans, self.store, TILE, heads, runner.row_multiple, runner.rotations)
+        runner = self.runner
+        planned = runner.batch(spans, self.store, TILE)
         reading = Reading(planned)
         reading.logit_rows = torch.arange(reading.input_ids.shape[1])
         runner.run(reading)

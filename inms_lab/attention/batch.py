@@ -15,10 +15,12 @@ from threading import Event
 
 import torch
 
+from inms_lab.attention.compiled import Compiled, Planner
 from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef
 from inms_lab.attention.tiles import merge, read_tiles
 from inms_lab.attention.turns import Turned, turned_rows
 from inms_lab.errors import StepInterrupted
+from inms_lab.kernels.native import Native
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
@@ -35,11 +37,14 @@ class Batch:
     position_ids: torch.Tensor  # [1, T padded]
     logit_rows: torch.Tensor  # [R]
     num_rows: int  # T
-    writes: list[tuple[str, torch.Tensor, torch.Tensor]]  # pool id, rows, slots
-    reads: list[Read]
-    where: torch.Tensor  # [M, N] into the results of all reads, last entry: absent
-    numbers: tuple[int, ...]  # [M] logical tile numbers
     turned: Turned | None = None  # queries of tiles at another position; None: there are none
+    compiled: Compiled | None = (
+        None  # the plan for the compiled kernels; None: torch's operators do
+    )
+    writes: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # pool id,
+    reads: list[Read] = field(default_factory=list)  # ... rows, slots
+    where: torch.Tensor | None = None  # [M, N] into the results of all reads, last entry: absent
+    numbers: tuple[int, ...] = ()  # [M] logical tile numbers
     calls: list[int] = field(default_factory=list)  # layers that asked, for the admission
     cancel: Event | None = None  # set from another thread: stop before the next layer
 
@@ -50,21 +55,29 @@ class Batch:
         if self.cancel is not None and self.cancel.is_set():
             raise StepInterrupted("the step was stopped; its blocks are back, go on when you like")
         self.calls.append(layer)
-        for pool_id, rows, slots in self.writes:
-            keys, values = k[rows].transpose(0, 1), v[rows].transpose(0, 1)
-            self.store.write(pool_id, layer, slots, keys, values)
-        num_rows, heads, dim = self.num_rows, q.shape[1], q.shape[2]
-        kv_heads = k.shape[1]
-        rows = q[:num_rows]
+        rows = q[: self.num_rows]
         if self.turned is not None:
             rows = torch.cat((rows, self.turned.queries(layer, q)))
-        folded = rows.reshape(len(rows), kv_heads, heads // kv_heads, dim)
+        if self.compiled is not None:
+            out = self.compiled.attend(layer, rows, k, v, scale)
+        else:
+            for pool_id, written, slots in self.writes:
+                keys, values = k[written].transpose(0, 1), v[written].transpose(0, 1)
+                self.store.write(pool_id, layer, slots, keys, values)
+            out = self._read(layer, rows, k.shape[1], scale)
+        if len(out) == len(q):
+            return out
+        return torch.cat((out, out.new_zeros(len(q) - len(out), *out.shape[1:])))
+
+    def _read(self, layer: int, q: torch.Tensor, kv_heads: int, scale: float) -> torch.Tensor:
+        """Own and turned rows q [T', H, D], by torch's operators -> out [T, H, D]."""
+        rows, heads, dim = q.shape
+        folded = q.reshape(rows, kv_heads, heads // kv_heads, dim)
         folded = folded.transpose(0, 1).reshape(kv_heads, -1, dim)
         outs, lses = [], []
         for read in self.reads:
-            keys, values = (
-                self._tiles(half, read) for half in self.store.layer(read.pool_id, layer)
-            )
+            halves = self.store.layer(read.pool_id, layer)
+            keys, values = (self._tiles(half, read) for half in halves)
             out, lse = read_tiles(folded[:, read.rows], keys, values, read.mask, scale)
             for first, count in read.nodes:
                 part, part_lse = merge(out[first : first + count], lse[first : first + count])
@@ -73,10 +86,8 @@ class Batch:
         outs.append(torch.zeros(1, dim, device=q.device))
         lses.append(torch.full((1,), -torch.inf, device=q.device))
         merged, _ = merge(torch.cat(outs)[self.where], torch.cat(lses)[self.where], self.numbers)
-        merged = merged.to(q.dtype)
-        result = q.new_zeros(q.shape)
-        result[:num_rows] = merged.view(kv_heads, num_rows, -1, dim).transpose(0, 1).flatten(1, 2)
-        return result
+        merged = merged.to(q.dtype).view(kv_heads, self.num_rows, -1, dim)
+        return merged.transpose(0, 1).flatten(1, 2)
 
     def _tiles(self, half: torch.Tensor, read: Read) -> torch.Tensor:
         """[count, K, tile, D] of keys or values [K, slots, D]: a view, or one gathered tile."""
@@ -93,9 +104,10 @@ def build(
     num_heads: int,
     row_multiple: int,
     rotations: Sequence[Rotation | None] = (),
+    native: Native | None = None,
 ) -> Batch:
     """Pack `spans` into one batch and plan its reads. `rotations`: each layer's, for shifted tiles;
-    without them a shift raises `UnsafeShift`."""
+    without them a shift raises `UnsafeShift`. `native`: the kernels that read; None: torch does."""
     device, kv_heads = store.device, store.shape[2]
     tokens = [token for span in spans for token in span.tokens]
     positions = [position for span in spans for position in span.positions]
@@ -103,16 +115,14 @@ def build(
     ends = list(accumulate(len(span.tokens) for span in spans))
     wanted = [end - 1 for end, span in zip(ends, spans, strict=True) if span.wants_logits]
     wanted += wanted[:1] * (-len(wanted) % row_multiple)
-    places = [(r, place) for r, place in enumerate(p for s in spans for p in _slots(s)) if place]
-    writes = []
-    for pool_id in dict.fromkeys(place[0] for _, place in places):
-        rows, slots = zip(*((r, s) for r, (p, s) in places if p == pool_id), strict=True)
-        writes.append((pool_id, torch.tensor(rows).to(device), torch.tensor(slots).to(device)))
-    planner = ReadPlanner(tile, num_heads // kv_heads, kv_heads, row_multiple, device)
+    planner: Planner | ReadPlanner
+    if native is not None:
+        planner = Planner(tile, native)
+    else:
+        planner = ReadPlanner(tile, num_heads // kv_heads, kv_heads, row_multiple, device)
     for span, end in zip(spans, ends, strict=True):
         planner.add(span, end - len(span.tokens))
-    reads, where, numbers = planner.finish(len(tokens))
-    turned = turned_rows(planner.turns, rotations, device)
+    plan = planner.plan(store, len(tokens))
     return Batch(
         store=store,
         tile=tile,
@@ -120,12 +130,22 @@ def build(
         position_ids=torch.tensor([positions + padding], device=device),
         logit_rows=torch.tensor(wanted, dtype=torch.long, device=device),
         num_rows=len(tokens),
-        writes=writes,
-        reads=reads,
-        where=where,
-        numbers=numbers,
-        turned=turned,
+        turned=turned_rows(planner.turns, rotations, device),
+        writes=[] if native is not None else _writes(spans, device),
+        **plan,
     )
+
+
+def _writes(
+    spans: Sequence[Span], device: torch.device
+) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    """By pool: which rows go into which slots."""
+    places = [(r, place) for r, place in enumerate(p for s in spans for p in _slots(s)) if place]
+    writes = []
+    for pool_id in dict.fromkeys(place[0] for _, place in places):
+        rows, slots = zip(*((r, s) for r, (p, s) in places if p == pool_id), strict=True)
+        writes.append((pool_id, torch.tensor(rows).to(device), torch.tensor(slots).to(device)))
+    return writes
 
 
 def _slots(span: Span) -> Sequence[tuple[str, int] | None]:

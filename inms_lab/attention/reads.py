@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from inms_lab.attention.turns import Rows, Turns
+from inms_lab.store import KVStore
 
 Key: TypeAlias = tuple[str, tuple[int, ...], int, int]  # pool id, stretches, step, tokens seen
 MANY_ROWS = 128  # folded rows from which on subtrees are joined before gathering
@@ -103,8 +104,9 @@ class ReadPlanner:
                 self.causal.append((tile, rows, first))
         self.depth = max(self.depth, len(span.tiles))
 
-    def finish(self, num_rows: int) -> tuple[list[Read], torch.Tensor, tuple[int, ...]]:
-        """The reads; for each logical tile and folded row the place of its result; the numbers."""
+    def plan(self, store: KVStore, num_rows: int) -> dict[str, Any]:
+        """Fields of a `Batch`: the reads; for each logical tile and folded row the place of its
+        result; the tiles' numbers."""
         self.reads: list[Read] = []
         self.size = 0
         self.turns.begin(num_rows)
@@ -127,7 +129,8 @@ class ReadPlanner:
         at, stride = self.at[used][:, None, :], self.stride[used][:, None, :]
         places = at + np.arange(self.kv_heads)[None, :, None] * stride
         places = np.where(at < 0, self.size, places).reshape(len(used), -1)
-        return self.reads, torch.from_numpy(places).to(self.device), tuple(used.tolist())
+        where = torch.from_numpy(places).to(self.device)
+        return {"reads": self.reads, "where": where, "numbers": tuple(used.tolist())}
 
     def _runs(self, keys: list[Key]) -> list[list[Key]]:
         """Tiles that lie one behind the other, in memory and in the context."""

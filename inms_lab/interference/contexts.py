@@ -19,7 +19,7 @@ from itertools import groupby
 
 import torch
 
-from inms_lab.attention.batch import Span, TileRef, build
+from inms_lab.attention.batch import Span, TileRef
 from inms_lab.errors import BadInput, ContextTooLong, TextTooLarge, UnsafeShift
 from inms_lab.model.runner import Runner
 
@@ -176,9 +176,8 @@ class Scratch:
         for span in spans:
             rows += range(at, at + len(span.tokens)) if span.wants_logits else ()
             at += len(span.tokens)
-        heads, multiple = runner.geometry.num_heads, runner.row_multiple
-        batch = build(spans, self.store, self.tile, heads, multiple, runner.rotations)
-        padded = rows + [0] * (-len(rows) % multiple)
+        batch = runner.batch(spans, self.store, self.tile)
+        padded = rows + [0] * (-len(rows) % runner.row_multiple)
         batch.logit_rows = torch.tensor(padded, dtype=torch.long, device=runner.device)
         runner.run(batch)
         return list(runner.last_logits[: len(rows)].float().split(asked))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.batch import Batch, Span, TileRef
 from inms_lab.errors import ModelRefused
 from inms_lab.model.runner import Runner
 
@@ -101,8 +101,7 @@ class Bench:
     def compute(self, *spans: Span) -> list[torch.Tensor]:
         """Logits [T, vocab] of every token of each span, in float32."""
         runner = self.runner
-        heads = runner.geometry.num_heads
-        batch = build(spans, self.store, self.tile, heads, runner.row_multiple)
+        batch = runner.batch(spans, self.store, self.tile)
         batch.logit_rows = torch.arange(batch.input_ids.shape[1], device=runner.device)
         runner.run(batch)
         lengths = [len(span.tokens) for span in spans]
@@ -115,8 +114,7 @@ class Bench:
             Span(0, [token], [position], [(POOL, slot)], [TileRef(POOL, slot, 0, 1)], True)
             for slot, (token, position) in enumerate(zip(tokens, positions, strict=True))
         ]
-        heads = runner.geometry.num_heads
-        batch = Watched(build(spans, self.store, self.tile, heads, runner.row_multiple))
+        batch = Watched(runner.batch(spans, self.store, self.tile))
         batch.logit_rows = batch.logit_rows[:1]  # fewer than rows, so that it shows who ignores it
         runner.run(batch)
         return batch

@@ -17,7 +17,8 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from inms_lab.attention.batch import Batch, Span, build
-from inms_lab.errors import ModelCorrupted, ModelRefused
+from inms_lab.errors import BadInput, ModelCorrupted, ModelRefused
+from inms_lab.kernels.native import LANES, Native, uninstall
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
@@ -117,6 +118,7 @@ class Runner:
         self.vocab_size = int(self.config.vocab_size)
         self.max_context, self.context_reason = context_limit(self.config)
         self.max_rows = unscaled_rows(self.config)  # of one forward; None: any number
+        self.native: Native | None = None  # the compiled kernels, once they are asked for
         self.row_multiple = 16  # confirmed or raised by the probe of the admission
         self.bitwise = False  # set by the admission
         self.admission: Admission | None = None
@@ -146,6 +148,15 @@ class Runner:
             return ()
         return tuple(layer.rope for layer in self.admission.layers)
 
+    def compile(self) -> None:
+        """Use the compiled kernels from now on (CPU, float32). Raises `CompilerMissing`."""
+        if self.device.type != "cpu" or self.dtype != torch.float32:
+            raise BadInput(
+                f"compile=True is for float32 on the CPU, not {self.dtype} on {self.device}"
+            )
+        self.native = Native()
+        self.native.install(self.model)
+
     def report(self) -> str:
         """What the admission found, layer by layer."""
         return self.admission.report() if self.admission else f"{self.name}: not admitted yet"
@@ -170,8 +181,7 @@ class Runner:
 
         A set `cancel` stops between two layers with `StepInterrupted`.
         """
-        heads = self.geometry.num_heads
-        batch = build(spans, store, tile, heads, self.row_multiple, self.rotations)
+        batch = self.batch(spans, store, tile)
         batch.cancel = cancel
         if self.max_rows is not None and batch.num_rows > self.max_rows:
             raise ModelRefused(
@@ -181,6 +191,12 @@ class Runner:
         self.run(batch)
         wanted = sum(span.wants_logits for span in spans)
         return self.last_logits[:wanted].float()
+
+    def batch(self, spans: Sequence[Span], store: KVStore, tile: int) -> Batch:
+        """These spans as one forward's batch, for `run`."""
+        native = self.native if self.geometry.head_dim % LANES == 0 else None
+        heads = self.geometry.num_heads
+        return build(spans, store, tile, heads, self.row_multiple, self.rotations, native)
 
     def run(self, batch: Batch) -> None:
         """One forward of the whole model under our attention; the logits stay in `last_logits`."""
@@ -197,11 +213,14 @@ class Runner:
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:
         """The slower truth: stock transformers over one whole context; logits [T, vocab]."""
         self.model.set_attn_implementation(self.stock)
+        uninstall(self.model)
         try:
             ids = torch.tensor([list(tokens)], device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
         finally:
             self.model.set_attn_implementation(ATTENTION)
+            if self.native is not None:
+                self.native.install(self.model)
 
 
 def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTrainedModel:

@@ -1,0 +1,76 @@
+"""The compiled kernels as functions of tensors: matrix products, and attention over tiles."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from functools import partial
+
+import torch
+from torch import nn
+
+from inms_lab.kernels.build import library
+
+Pointer = ctypes.c_void_p
+LANES = 16  # head dimensions come in multiples of it
+
+
+class Native:
+    """The kernels, and room for the results of tiles that a thread keeps from step to step."""
+
+    def __init__(self) -> None:
+        """Raises `CompilerMissing`."""
+        self._library = library()
+        self._library.inms_linear.argtypes = [Pointer] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+        self._library.inms_attend.argtypes = [Pointer, Pointer, ctypes.c_int]
+        self._library.inms_linear.restype = self._library.inms_attend.restype = None
+        self._own = threading.local()
+
+    def linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, x: torch.Tensor
+    ) -> torch.Tensor:
+        """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N] in float32.
+
+        A row's bits do not depend on the number of rows.
+        """
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        out = rows.new_empty(len(rows), len(weight))
+        add = None if bias is None else bias.data_ptr()
+        sizes = len(rows), len(weight), x.shape[-1], torch.get_num_threads()
+        where = rows.data_ptr(), weight.data_ptr(), add, out.data_ptr()
+        self._library.inms_linear(*where, *sizes)
+        return out.view(*x.shape[:-1], len(weight))
+
+    def attend(self, plan: ctypes.Structure, layer: ctypes.Structure) -> None:
+        """Write a layer's keys and values and read its tiles; see attention/compiled.py."""
+        self._library.inms_attend(ctypes.byref(plan), ctypes.byref(layer), torch.get_num_threads())
+
+    def scratch(self, size: int) -> torch.Tensor:
+        """At least `size` floats, this thread's own; their content is nobody's."""
+        room: torch.Tensor | None = getattr(self._own, "room", None)
+        if room is None or room.numel() < size:
+            room = self._own.room = torch.empty(size)
+        return room
+
+    def install(self, model: nn.Module) -> None:
+        """Let every linear layer of `model` that can use the kernel."""
+        for module in linears(model):
+            module.forward = partial(self.linear, module.weight, module.bias)  # type: ignore[method-assign]
+
+
+def uninstall(model: nn.Module) -> None:
+    """Give every linear layer its own forward back."""
+    for module in linears(model):
+        module.__dict__.pop("forward", None)
+
+
+def linears(model: nn.Module) -> list[nn.Linear]:
+    """The linear layers with float32 weights on the CPU, as they lie in memory."""
+    found = [m for m in model.modules() if type(m) is nn.Linear]
+    return [
+        m
+        for m in found
+        if m.weight.dtype == torch.float32
+        and m.weight.device.type == "cpu"
+        and m.weight.is_contiguous()
+    ]
