@@ -29,8 +29,7 @@ class Pool(Sheets):
     """Blocks `0 .. num_blocks-1` of one tier, tenant and group."""
 
     def __init__(self, spec: PoolOpened) -> None:
-        self.spec = spec
-        self.block_size = spec.block_size
+        self.spec, self.block_size = spec, spec.block_size
         self.free: MutableMapping[int, None] = OrderedDict.fromkeys(range(spec.num_blocks))
         self.cached: MutableMapping[int, None] = OrderedDict()
         self.refs: MutableMapping[int, int] = {}

@@ -178,3 +178,19 @@ def test_equal_text_under_two_labels_has_two_keys_and_two_blocks() -> None:
         toy.do(agent, "append", [1, 1, 1, 1])
     assert [toy.table(agent) for agent in agents] == [[("private", [0])], [("private", [1])]]
     assert len(toy.ledger.pools["private"].index) == 2
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=23), st.booleans(), st.booleans())
+def test_keys_and_texts_of_a_run_are_those_of_its_blocks(
+    tokens: list[int], opened: bool, chained: bool
+) -> None:
+    one, run = (segment(tokens, opened=opened, first=3) for _ in range(2))
+    for it in (one, run):
+        it.chained = chained
+    count = -(-len(tokens) // 4)
+    for first in range(count + 1):
+        keys = tuple(one.key(i) for i in range(first, count))
+        assert run.keys_of(first, count) == keys
+        assert run.texts(first, count) == [one.block_tokens(i) for i in range(first, count)]
+    run.indexed = False
+    assert run.keys_of(0, count) == (b"",) * count

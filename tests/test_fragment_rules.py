@@ -320,7 +320,7 @@ def test_not_even_who_alone_holds_its_blocks() -> None:
     story.refuses((evicted(story, 1), cut, step), "whole blocks")
     (block,) = story.segments(who)[2].blocks[1:]
     wrong = Published(who, 2, "private", 1, (block,), (b"k" * 16,))
-    story.refuses((evicted(story, 1), wrong), "the key is not the content's")
+    story.refuses((evicted(story, 1), wrong), "the keys are not the content's")
 
 
 # detach --------------------------------------------------------------------------------------

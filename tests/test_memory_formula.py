@@ -302,7 +302,7 @@ def test_the_formula_notices_a_block_too_many() -> None:
     agent = toy.agent("a")
     toy.do(agent, "append", [1, 2, 3, 4, 0])
     assert lengths.held("private") == 2
-    toy.ledger.pools["private"].share(0)  # the count alone: still two blocks
+    toy.ledger.pools["private"].share((0,))  # the count alone: still two blocks
     assert lengths.held("private") == toy.ledger.pools["private"].num_held
-    toy.ledger.pools["private"].allocate(2, ())
+    toy.ledger.pools["private"].allocate((2,), ())
     assert lengths.held("private") != toy.ledger.pools["private"].num_held

@@ -52,19 +52,19 @@ MUTATIONS = {
     ),
     "who copies a block still counts as a holder of the old one": (
         "ledger.py",
-        "            self.pools[e.src_pool].release(e.src)\n",
+        "            self.pools[e.src_pool].release((e.src,))\n",
         "",
         "02",
     ),
     "sharing is not counted": (
         "pool.py",
-        "self.refs[block] = self.refs.get(block, 0) + 1",
-        "self.refs[block] = 1",
+        "refs[block] += 1",
+        "refs[block] = 1",
         "02",
     ),
     "what is let go is forgotten at once": (
         "pool.py",
-        "if block in self.keys and not forget:",
+        "if block in keys and not forget:",
         "if False:",
         "03",
     ),
@@ -82,7 +82,7 @@ MUTATIONS = {
     ),
     "tokens are not compared": (
         "checks.py",
-        'return "tokens" in seq.off or pool.tokens[block] == segment.block_tokens(index)',
+        'return "tokens" in seq.off or held == segment.texts(index, len(blocks))',
         "return True",
         "03",
     ),

@@ -225,6 +225,14 @@ def colliding(parent: bytes, mark: bytes, position: int, tokens: array[int]) -> 
     return digest(mark, b"%d:%d" % (position, len(tokens)))
 
 
+def all_colliding(
+    parent: bytes, mark: bytes, position: int, tokens: array[int], size: int
+) -> list[bytes]:
+    """That of each full block."""
+    starts = range(0, len(tokens) // size * size, size)
+    return [colliding(parent, mark, position + at, tokens[at : at + size]) for at in starts]
+
+
 def test_without_comparing_tokens_a_collision_gives_a_foreign_text(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,6 +240,7 @@ def test_without_comparing_tokens_a_collision_gives_a_foreign_text(
     truth, foreign = (logits_after("inms", Op("prompt"), text, TAIL) for text in (other, one))
     assert not torch.equal(truth, foreign)
     monkeypatch.setattr(segment, "block_key", colliding)
+    monkeypatch.setattr(segment, "block_keys", all_colliding)
     detour = (Op("prompt"), one, BACK, other, TAIL)
     assert torch.equal(truth, logits_after("inms", *detour))
     assert torch.equal(foreign, logits_after(Inms().without("tokens"), *detour))

@@ -115,15 +115,15 @@ def act(pool: Pool, verb: str, block: int, key: bytes) -> Any:
     """One verb, if its owner would use it now; what it raised."""
     try:
         if verb == "allocate":
-            pool.allocate(block, ("x",), key)
+            pool.allocate((block,), ("x",), (key,))
         elif verb in ("share", "withdraw"):
-            getattr(pool, verb)(block)
+            getattr(pool, verb)(block if verb == "withdraw" else (block,))
         elif verb in ("release", "forget"):
-            pool.release(block, forget=verb == "forget")
+            pool.release((block,), forget=verb == "forget")
         elif verb == "publish":
-            pool.publish(block, key or b"m", b"t")
+            pool.publish((block,), (key or b"m",), (b"t",))
         elif block in pool.cached or block in pool.keys:
-            pool.evict(block)
+            pool.evict((block,))
     except PlanInvalid:
         return PlanInvalid
     return None
@@ -145,23 +145,23 @@ def test_a_pool_and_its_overlay_do_the_same(before: Any, after: Any) -> None:
 
 def test_a_pool_refuses_what_no_event_may_do() -> None:
     pool = Pool(PoolOpened("p", "private", "t", 4, 3))
-    pool.allocate(0, ())
+    pool.allocate((0,), ())
     before = pool.snapshot()
     for verb, arguments in (
-        ("allocate", (2, ())),  # not the head of the free queue
-        ("allocate", (0, ())),
-        ("share", (1,)),
-        ("release", (1,)),
-        ("publish", (1, b"k", b"t")),
+        ("allocate", ((2,), ())),  # not the head of the free queue
+        ("allocate", ((0,), ())),
+        ("share", ((1,),)),
+        ("release", ((1,),)),
+        ("publish", ((1,), (b"k",), (b"t",))),
     ):
         with pytest.raises(PlanInvalid):
             getattr(pool, verb)(*arguments)
     assert pool.snapshot() == before
-    pool.publish(0, b"k", b"t")
+    pool.publish((0,), (b"k",), (b"t",))
     with pytest.raises(PlanInvalid):
-        pool.publish(0, b"l", b"t")
+        pool.publish((0,), (b"l",), (b"t",))
     with pytest.raises(PlanInvalid):
-        Pool(PoolOpened("q", "private", "t", 4, 1)).release(0)
+        Pool(PoolOpened("q", "private", "t", 4, 1)).release((0,))
 
 
 def test_books_that_were_overlaid_stay_as_they_are() -> None:

@@ -190,7 +190,7 @@ def test_a_chunk_ends_where_a_later_block_is_being_written() -> None:
 def test_a_hit_compares_tokens_and_labels_even_if_all_digests_collide(
     reader: str, text: list[int], found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inms_lab.segment.block_key", lambda *_: b"one for all")
+    monkeypatch.setattr("inms_lab.segment.block_keys", lambda *_: [b"one for all"])
     toy = Toy(compare=False)
     toy.do(toy.agent("a"), "append", [1, 1, 1, 1])
     agent = toy.agent(reader)

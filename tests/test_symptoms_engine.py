@@ -361,7 +361,7 @@ def test_15_letting_go_of_what_nobody_holds_is_an_error() -> None:
     with pytest.raises(PlanInvalid):
         toy.cache.commit(Plan(len(toy.log), (freed,)))
     with pytest.raises(PlanInvalid):
-        toy.ledger.pools["private"].release(0)
+        toy.ledger.pools["private"].release((0,))
     assert plain(toy.ledger) == before
 
 

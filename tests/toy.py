@@ -203,10 +203,10 @@ class Toy:
         self.engine.open_pools(groups, 1)
 
     def _hook(self) -> None:
-        record = self.cache.record
+        enter = self.cache._enter
 
-        def recorded(event: Event) -> None:
-            record(event)
+        def entered(event: Event) -> None:
+            enter(event)
             self.books.apply(event)
             compare_books(self.books, self.ledger)
             if isinstance(event, Stepped):
@@ -214,7 +214,7 @@ class Toy:
             for hook in self.on_event:
                 hook(event)
 
-        self.cache.record = recorded  # type: ignore[method-assign]
+        self.cache._enter = entered  # type: ignore[method-assign]
 
     # holders --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from inms_lab import audit, segment
 from inms_lab.agent import Agent
 from inms_lab.events import Event, Shared, Stepped
 from inms_lab.explain import Explainer
-from inms_lab.fingerprint import Namespace, block_key, digest
+from inms_lab.fingerprint import Namespace, block_key, block_keys, digest
 from inms_lab.lab import Lab
 from inms_lab.label import may_hold
 from inms_lab.log import Log
@@ -99,7 +99,13 @@ def weaken() -> None:
             return digest(label, b"%d:%d" % (position, len(tokens)))
         return block_key(parent, label, position, tokens)
 
-    vars(segment)["block_key"] = weak
+    def weak_run(
+        parent: bytes, label: bytes, position: int, tokens: array[int], size: int
+    ) -> list[bytes]:
+        first = weak(parent, label, position, tokens[:size])
+        return [first, *block_keys(first, label, position + size, tokens[size:], size)]
+
+    vars(segment).update(block_key=weak, block_keys=weak_run)
 
 
 def damage(log: Log) -> dict[str, tuple[int, Site]]:
