@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from inms_lab.bench_command import app as bench
 from inms_lab.calibrate_command import calibrate
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
 from inms_lab.experiment_command import experiment
 from inms_lab.fragments_command import fragments
 from inms_lab.refs_command import refs
+from inms_lab.replay_command import replay
 
 if TYPE_CHECKING:
     from inms_lab.log import Log
@@ -77,16 +79,21 @@ def demo(
 
     result = run_demo(runner, model, parts, config, say, logs)
     if html is not None:
-        from inms_widgets.export import export_html
-
-        written = export_html(logs["inms"], html, title=f"INMS Lab: three agents on {model}")
-        say(f"{written}: {written.stat().st_size / 2**20:.2f} MiB, private text masked")
+        say(write_page(logs["inms"], html, f"INMS Lab: three agents on {model}"))
     if as_json:
         print(json.dumps(result.as_json()))
     else:
         render(result)
         for part, lacking in parts.missing().items():
             print(f"note: the text of {part} is {lacking} tokens short of its budget")
+
+
+def write_page(log: Log, path: Path, title: str) -> str:
+    """Write a log as an offline page; gives what was done, in words."""
+    from inms_widgets.export import export_html
+
+    written = export_html(log, path, title=title)
+    return f"{written}: {written.stat().st_size / 2**20:.2f} MiB, private text masked"
 
 
 def _model(name: str, device: str | None, dtype: str | None, dry_run: bool):  # type: ignore[no-untyped-def]
@@ -202,6 +209,8 @@ app.command()(refs)
 app.command()(fragments)
 app.command()(calibrate)
 app.command()(experiment)
+app.command()(replay)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -75,7 +75,7 @@ def read_requests(path: Path) -> Iterator[Request]:
     """
     if not path.name.endswith(SUFFIXES):
         raise BadInput(f"{path} is none of {', '.join(SUFFIXES)}")
-    for number, value in _values(path):
+    for number, value in values_in(path):
         try:
             requests = list(_form(value)(value, str(number)))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -87,7 +87,7 @@ def read_requests(path: Path) -> Iterator[Request]:
 # --- the file -----------------------------------------------------------------------------------
 
 
-def _values(path: Path) -> Iterator[tuple[int, Any]]:
+def values_in(path: Path) -> Iterator[tuple[int, Any]]:
     """The objects of a file, numbered from 1 (in `.jsonl`, the number of the line)."""
     try:
         raw = path.read_bytes()

@@ -54,15 +54,18 @@ struct Scratch {
   std::vector<const float*> key, value;  // of each token
 };
 
-// scores[m][16] of M queries with 16 keys: one chain over the dimensions each.
+// scores[m][16] of M queries with 16 keys: two chains over the dimensions, the even and the odd ones.
 template <int M>
 void scores_of(const float* q, const float* keys, int64_t dim, float* scores, int64_t stride) {
-  Lanes sum[M] = {};
-  for (int64_t d = 0; d < dim; d++) {
-    const Lanes k = load(keys + d * WIDTH);
-    for (int m = 0; m < M; m++) sum[m] += q[m * dim + d] * k;
+  Lanes even[M] = {}, odd[M] = {};
+  for (int64_t d = 0; d < dim; d += 2) {
+    const Lanes a = load(keys + d * WIDTH), b = load(keys + (d + 1) * WIDTH);
+    for (int m = 0; m < M; m++) {
+      even[m] += q[m * dim + d] * a;
+      odd[m] += q[m * dim + d + 1] * b;
+    }
   }
-  for (int m = 0; m < M; m++) store(scores + m * stride, sum[m]);
+  for (int m = 0; m < M; m++) store(scores + m * stride, even[m] + odd[m]);
 }
 
 // out[m][from .. from + 16 H) = scale[m] * sum of p[m][t] * value[t], one chain over the tokens each.
@@ -129,23 +132,28 @@ void write(const Plan& p, const Layer& x, int64_t i) {
   }
 }
 
-// Where the first `count` tokens of a tile lie, and their keys, 16 tokens by 16 tokens transposed.
-void gather(const Plan& p, const Layer& x, int64_t tile, int64_t h, int64_t count, Scratch& s) {
-  const int64_t pool = p.tile_pool[tile], step = p.tile_step[tile], dim = p.dim;
-  const int64_t wide = (count + WIDTH - 1) / WIDTH * WIDTH;
-  s.key.resize(count), s.value.resize(count), s.keys.resize(wide * dim);
+// Where the first `count` tokens of a tile lie.
+void find(const Plan& p, const Layer& x, int64_t tile, int64_t h, int64_t count, Scratch& s) {
+  const int64_t pool = p.tile_pool[tile], step = p.tile_step[tile];
+  s.key.resize(count), s.value.resize(count);
   for (int64_t t = 0; t < count; t++) {
     const int64_t slot = p.stretches[p.tile_stretch[tile] + t / step] + t % step;
-    const int64_t from = (h * p.pool_slots[pool] + slot) * dim;
+    const int64_t from = (h * p.pool_slots[pool] + slot) * p.dim;
     s.key[t] = x.keys[pool] + from, s.value[t] = x.values[pool] + from;
   }
-  for (int64_t t = 0; t < wide; t += WIDTH)
-    for (int64_t d = 0; d < dim; d += WIDTH) {
-      Lanes b[WIDTH];
-      for (int i = 0; i < WIDTH; i++) b[i] = t + i < count ? load(s.key[t + i] + d) : Lanes{};
-      transpose(b);
-      for (int i = 0; i < WIDTH; i++) store(&s.keys[t * dim + (d + i) * WIDTH], b[i]);
-    }
+}
+
+// Keys [count <= 16, dim] transposed: [dim, 16].
+void turn(const float* const* key, int count, int64_t dim, float* keys) {
+  for (int64_t d = 0; d < dim; d += WIDTH) {
+    Lanes b[WIDTH];
+    if (count == WIDTH)
+      for (int i = 0; i < WIDTH; i++) b[i] = load(key[i] + d);
+    else
+      for (int i = 0; i < WIDTH; i++) b[i] = i < count ? load(key[i] + d) : Lanes{};
+    transpose(b);
+    for (int i = 0; i < WIDTH; i++) store(keys + (d + i) * WIDTH, b[i]);
+  }
 }
 
 // A tile and one kv head: the states of all its readers' query heads.
@@ -153,31 +161,34 @@ void read(const Plan& p, const Layer& x, const int64_t* work, int64_t h, Scratch
   const int64_t first = work[1], last = work[2], dim = p.dim, groups = p.heads / p.kv_heads;
   int64_t count = 0;  // tokens of the tile that anybody sees
   for (int64_t e = first; e < last; e++) count = std::max(count, p.reader_seen[e]);
-  gather(p, x, work[0], h, count, s);
+  find(p, x, work[0], h, count, s);
   const int64_t wide = (count + WIDTH - 1) / WIDTH * WIDTH, num = (last - first) * groups;
-  s.queries.resize(num * dim), s.scores.resize(ROWS * wide);
+  s.keys.resize(WIDTH * dim), s.queries.resize(num * dim), s.scores.resize(num * wide);
   for (int64_t r = 0; r < num; r++) {
     const float* from = x.q + p.reader_row[first + r / groups] * x.at[0];
     from += (h * groups + r % groups) * x.at[1];
     for (int64_t d = 0; d < dim; d++) s.queries[r * dim + d] = from[d] * x.scale;
   }
+  for (int64_t t = 0; t < wide; t += WIDTH) {  // each 16 keys meet all queries while they are near
+    turn(&s.key[t], std::min<int64_t>(WIDTH, count - t), dim, s.keys.data());
+    for (int64_t r = 0; r < num; r += ROWS) {
+#define SCORES(M) scores_of<M>(&s.queries[r * dim], s.keys.data(), dim, &s.scores[r * wide + t], wide)
+      BY_COUNT(std::min<int64_t>(ROWS, num - r), SCORES)
+    }
+  }
   for (int64_t r = 0; r < num; r += ROWS) {
     const int now = std::min<int64_t>(ROWS, num - r);
-    for (int64_t t = 0; t < wide; t += WIDTH) {
-#define SCORES(M) scores_of<M>(&s.queries[r * dim], &s.keys[t * dim], dim, &s.scores[t], wide)
-      BY_COUNT(now, SCORES)
-    }
     float part[ROWS], *out[ROWS];
     for (int m = 0; m < now; m++) {
       const int64_t e = first + (r + m) / groups, head = h * groups + (r + m) % groups;
       out[m] = p.out + (e * p.heads + head) * dim;
-      part[m] = softmax(&s.scores[m * wide], p.reader_seen[e], wide, p.lse + e * p.heads + head);
+      part[m] = softmax(&s.scores[(r + m) * wide], p.reader_seen[e], wide, p.lse + e * p.heads + head);
     }
     for (int m = 0; m < now; m += VALUES) {
       const int few = std::min(VALUES, now - m);
       int64_t d = 0;
 #define VALUES_OF(M, H) \
-  values_of<M, H>(&s.scores[m * wide], wide, s.value.data(), d, count, part + m, out + m)
+  values_of<M, H>(&s.scores[(r + m) * wide], wide, s.value.data(), d, count, part + m, out + m)
 #define FOUR(M) VALUES_OF(M, 4)
 #define ONE(M) VALUES_OF(M, 1)
       for (; d + 4 * WIDTH <= dim; d += 4 * WIDTH) BY_COUNT(few, FOUR)

@@ -1,0 +1,1 @@
+"""Measurements that a command prints: one module each, a function that gives plain data."""

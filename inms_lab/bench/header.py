@@ -1,0 +1,51 @@
+"""What every measurement says of itself: the command, the machine, the seed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+def header(name: str, seed: int, repeat: int) -> dict[str, Any]:
+    """The head of a result, as plain data."""
+    command = shlex.join(["inms-lab", *sys.argv[1:]])
+    return {
+        "bench": name,
+        "command": command,
+        "machine": machine(),
+        "seed": seed,
+        "repeat": repeat,
+    }
+
+
+def machine() -> dict[str, Any]:
+    """This machine: what decides times. Loads no torch."""
+    return {
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": os.environ.get("OMP_NUM_THREADS", ""),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+    }
+
+
+def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
+    """The median of repeated measurements with the least and the greatest."""
+    parts = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in parts.items()}
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
