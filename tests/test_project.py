@@ -86,11 +86,12 @@ LAYERS: dict[str, set[str]] = {
     },
     "measures": {
         *("experiment", "interference", "bill", "bill_table", "geometry", "trace", "claims"),
-        *("messages", "fragments", "fragments_table"),
+        *("messages", "fragments", "fragments_table", "replay", "bench"),
     },
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
         *("refs_command", "fragments_command", "calibrate_command", "experiment_command"),
+        *("replay_command", "bench_command"),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
