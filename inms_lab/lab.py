@@ -43,6 +43,7 @@ class Lab:
 
     `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
     inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides everything.
+    `compile`: kernels compiled for this machine (once), results within 2e-4.
     `gate`: bounds for text that is used at another place than it was encoded at; None: never.
     """
 
@@ -57,6 +58,7 @@ class Lab:
         token_budget: int = 512,
         device: str | None = None,
         dtype: Any = None,
+        compile: bool = False,
         debug: bool = False,
         gate: Gate | None = DEFAULT,
         config: Config | None = None,
@@ -65,7 +67,7 @@ class Lab:
         closed = reload.register(self)
         if closed:
             print(f"closed {closed} lab{'s' * (closed > 1)} that this cell had made before")
-        self.model = opening.load_model(model, device, dtype)
+        self.model = opening.load_model(model, device, dtype, compile)
         limit = self.model.max_context if context is None else min(context, self.model.max_context)
         if config is None:
             config = opening.config_for(block_size, limit, token_budget, debug, pool_bytes)

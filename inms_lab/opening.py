@@ -14,12 +14,19 @@ from inms_lab.model.forward import DryModel, Forward
 from inms_lab.sizes import parse_bytes
 
 
-def load_model(model: str | Path | Forward, device: str | None, dtype: Any) -> Any:
+def load_model(
+    model: str | Path | Forward, device: str | None, dtype: Any, compile: bool = False
+) -> Any:
     """The model by its name, folder or hub id; one that is loaded already passes."""
     if isinstance(model, (str, Path)):
         from inms_lab.model import load
 
-        return load(str(model), device=device, dtype=dtype)
+        return load(str(model), device=device, dtype=dtype, compile=compile)
+    if compile and getattr(model, "native", None) is None:
+        raise BadInput(
+            "this model is loaded already, without compiled kernels: pass its name, or what "
+            "load(name, compile=True) gives"
+        )
     return model
 
 

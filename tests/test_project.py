@@ -59,7 +59,7 @@ LAYERS: dict[str, set[str]] = {
             "open_log",
         ),  # reading and writing logs
     },
-    "computes": {"rope", "store", "sample", "attention", "model"},
+    "computes": {"rope", "store", "sample", "kernels", "attention", "model"},
     "joins": {
         *(
             "cache",

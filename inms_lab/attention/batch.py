@@ -65,9 +65,8 @@ class Batch:
                 keys, values = k[written].transpose(0, 1), v[written].transpose(0, 1)
                 self.store.write(pool_id, layer, slots, keys, values)
             out = self._read(layer, rows, k.shape[1], scale)
-        if len(out) == len(q):
-            return out
-        return torch.cat((out, out.new_zeros(len(q) - len(out), *out.shape[1:])))
+        padding = q.shape[0] - self.num_rows
+        return torch.cat((out, out.new_zeros(padding, *out.shape[1:]))) if padding else out
 
     def _read(self, layer: int, q: torch.Tensor, kv_heads: int, scale: float) -> torch.Tensor:
         """Own and turned rows q [T', H, D], by torch's operators -> out [T, H, D]."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,58 +36,63 @@ class _Plan(ctypes.Structure):
     )
 
 
+_Strides = ctypes.c_int64 * 8
+
+
 class _Layer(ctypes.Structure):
     """The twin of `Layer` in kernels/attend.cpp."""
 
     _fields_ = (
         *((name, Pointer) for name in ("q", "k", "v", "y")),
-        ("at", ctypes.c_int64 * 8),
+        ("at", _Strides),
         ("keys", Pointer),
         ("values", Pointer),
         ("scale", ctypes.c_float),
     )
 
 
-@dataclass(slots=True)
 class Compiled:
     """The reads and writes of a step, for `attend` in every layer."""
 
-    native: Native
-    store: KVStore
-    pools: list[str]
-    arrays: dict[str, np.ndarray]
-    num_rows: int
+    def __init__(
+        self, native: Native, store: KVStore, pools: list[str], arrays: dict[str, np.ndarray]
+    ) -> None:
+        """`pools` are numbered as the plan's arrays do."""
+        self.native, self.arrays = native, arrays
+        self.num_rows = arrays["row_state"].size - 1
+        _, layers, self.kv_heads, self.dim = store.shape
+        halves = [[store.layer(pool, i) for pool in pools] for i in range(layers)]
+        # Where each layer's keys and values of each pool begin.
+        at = [[[pair[i].data_ptr() for pair in pairs] for i in (0, 1)] for pairs in halves]
+        self.regions = np.array(at, np.int64).reshape(layers, 2, len(pools))
+        self._plan: _Plan | None = None
 
     def attend(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Write k and v [T, K, D], then read q [T', H, D], own rows first -> out [T, H, D]."""
-        heads, dim = q.shape[1:]
-        q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
-        out = q.new_empty(self.num_rows, heads, dim)
-        num = len(self.arrays["reader_row"]) * heads
-        room = self.native.scratch(num * (dim + 1))
-        plan = _Plan(
-            *(heads, k.shape[1], dim, self.num_rows),
-            *(len(self.arrays["write_row"]), len(self.arrays["work"])),
-            *(self.arrays[name].ctypes.data for name in _Plan.ARRAYS),
-            *(room.data_ptr(), room.data_ptr() + 4 * num * dim),
-        )
-        halves = [self.store.layer(pool, layer) for pool in self.pools]
-        keys, values = (
-            (Pointer * len(halves))(*(x.data_ptr() for x in h)) for h in zip(*halves, strict=True)
-        )
+        heads = q.shape[1]
+        if self._plan is None:
+            self._plan = self._bound(heads)
+        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
+        out = q.new_empty(self.num_rows, heads, self.dim)
         strides = [s for x in (q, k, v, out) for s in x.stride()[:2]]
-        self.native.attend(
-            plan,
-            _Layer(
-                *(x.data_ptr() for x in (q, k, v, out)),
-                (ctypes.c_int64 * 8)(*strides),
-                *(ctypes.cast(x, Pointer) for x in (keys, values)),
-                scale,
-            ),
-        )
+        tensors = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
+        keys = self.regions[layer].ctypes.data
+        values = keys + self.regions.strides[1]
+        self.native.attend(self._plan, _Layer(*tensors, _Strides(*strides), keys, values, scale))
         return out
+
+    def _bound(self, heads: int) -> _Plan:
+        """The plan with the places of its arrays."""
+        num = self.arrays["reader_row"].size * heads
+        room = self.native.scratch(num * (self.dim + 1)).data_ptr()
+        return _Plan(
+            *(heads, self.kv_heads, self.dim, self.num_rows),
+            *(self.arrays["write_row"].size, len(self.arrays["work"])),
+            *(self.arrays[name].ctypes.data for name in _Plan.ARRAYS),
+            *(room, room + 4 * num * self.dim),
+        )
 
 
 class Planner:
@@ -159,4 +163,4 @@ class Planner:
             "pool_slots": [store.layer(pool, 0)[0].shape[1] for pool in pools],
         }
         plain = {name: np.ascontiguousarray(x, np.int64) for name, x in arrays.items()}
-        return Compiled(self.native, store, pools, plain, num_rows)
+        return Compiled(self.native, store, pools, plain)

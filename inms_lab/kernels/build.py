@@ -53,8 +53,8 @@ def library() -> ctypes.CDLL:
     found = compiler()
     if found is None:
         raise CompilerMissing(
-            "compile=True needs a C++ compiler, and none is installed (g++ or clang++): install "
-            "one, for example with `apt-get install g++`, or leave compile=True out"
+            "compiled kernels need a C++ compiler (g++ or clang++), and there is none: install "
+            "one, for example with `apt-get install g++`"
         )
     target = cache_folder() / f"{_name(found)}.so"
     try:
@@ -101,7 +101,6 @@ def _compile(found: str, target: Path) -> None:
         if done.returncode:
             first = next((x for x in done.stderr.splitlines() if "error" in x), done.stderr[:200])
             raise CompilerMissing(
-                f"{found} cannot build the kernels ({first.strip()}): set CXX to another compiler, "
-                "or leave compile=True out"
+                f"{found} cannot build the kernels ({first.strip()}): set CXX to another compiler"
             )
         made.replace(target)

@@ -33,13 +33,15 @@ class Native:
 
         A row's bits do not depend on the number of rows.
         """
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        out = rows.new_empty(len(rows), len(weight))
+        columns, outputs = x.shape[-1], weight.shape[0]
+        x = x.contiguous()
+        out = x.new_empty(*x.shape[:-1], outputs)
         add = None if bias is None else bias.data_ptr()
-        sizes = len(rows), len(weight), x.shape[-1], torch.get_num_threads()
-        where = rows.data_ptr(), weight.data_ptr(), add, out.data_ptr()
-        self._library.inms_linear(*where, *sizes)
-        return out.view(*x.shape[:-1], len(weight))
+        self._library.inms_linear(
+            *(x.data_ptr(), weight.data_ptr(), add, out.data_ptr()),
+            *(x.numel() // columns, outputs, columns, torch.get_num_threads()),
+        )
+        return out
 
     def attend(self, plan: ctypes.Structure, layer: ctypes.Structure) -> None:
         """Write a layer's keys and values and read its tiles; see attention/compiled.py."""

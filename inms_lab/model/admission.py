@@ -61,6 +61,7 @@ class Admission:
     fragments: bool  # whether its KV may be used at another position
     fragments_reason: str  # why not, or empty
     seconds: float
+    compiled: bool = False  # whether matrix products and tiles are read by compiled kernels
 
     def facts(self) -> list[tuple[str, str]]:
         """The findings on the whole model as (what, finding)."""
@@ -71,6 +72,7 @@ class Admission:
         contexts = f"up to {self.max_context} tokens"
         contexts += f": {self.context_reason}" if self.context_reason else ""
         error = f"{self.max_logit_error:.1e} off stock transformers (limit {self.tolerance:.1e})"
+        rows_text += "; compiled kernels" if self.compiled else ""
         return [
             ("model", f"{self.name} ({self.architecture}), admitted in {self.seconds:.1f} s"),
             ("logits", error),
@@ -157,6 +159,7 @@ def admit(runner: Runner, tile: int = 16) -> Admission:
         fragments=not why,
         fragments_reason=why,
         seconds=time.perf_counter() - started,
+        compiled=runner.native is not None,
     )
     return runner.admission
 

@@ -18,7 +18,14 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from inms_lab.errors import BadInput, InmsError, ModelCorrupted, ModelNotFound, ModelRefused
+from inms_lab.errors import (
+    BadInput,
+    CompilerMissing,
+    InmsError,
+    ModelCorrupted,
+    ModelNotFound,
+    ModelRefused,
+)
 from inms_lab.model.admission import ADVICE, admit
 from inms_lab.model.chat import ChatFormat
 from inms_lab.model.digest import model_digest
@@ -39,12 +46,15 @@ def load(
     *,
     device: str | torch.device | None = None,
     dtype: torch.dtype | str | None = None,
+    compile: bool = False,
     progress: bool = True,
 ) -> Runner:
     """The admitted model called `name`: a name, a folder or a hub id (source.py says which).
 
     Without `device`: CUDA where there is one, else the CPU. Without `dtype`: fp32 on the CPU, the
-    model's own elsewhere. Loading again gives the same `Runner` while its files are unchanged.
+    model's own elsewhere. `compile`: with kernels compiled for this machine, kept in the user's
+    cache; where they cannot be, it says so and goes on with torch's operators.
+    Loading again gives the same `Runner` while its files are unchanged.
     Raises `ModelNotFound`, `ModelCorrupted`, `ModelRefused` or `BadInput`.
     """
     place, kind = _place(device), _kind(dtype)
@@ -52,28 +62,33 @@ def load(
         kind = torch.float32 if place.type == "cpu" else "auto"
     folder = resolve(name, progress=progress)
     digest = model_digest(folder)
-    key = (str(folder.resolve()), str(place), str(kind), digest)
+    key = (str(folder.resolve()), str(place), str(kind), digest, str(compile))
     runner = _loaded.get(key)
     if runner is None:
         _latest.clear()  # before another model needs the memory
         say(f"loading {name}", enabled=progress)
         model, tokenizer = _read(folder, str(place), kind)
         say("trying it", enabled=progress)
-        runner = _admitted(model, tokenizer, str(name), digest)
+        runner = _admitted(model, tokenizer, str(name), digest, compile, progress)
         _loaded[key] = runner
     _latest[:] = [runner]
     return runner
 
 
-def from_model(model: PreTrainedModel, tokenizer: Any = None, name: str | None = None) -> Runner:
+def from_model(
+    model: PreTrainedModel, tokenizer: Any = None, name: str | None = None, compile: bool = False
+) -> Runner:
     """The admitted `Runner` of a model in memory; its attention implementation is changed.
 
     Its digest is over all parameters, buffers and the configuration.
     """
-    return _admitted(model, tokenizer, name or type(model).__name__, _memory_digest(model))
+    name, digest = name or type(model).__name__, _memory_digest(model)
+    return _admitted(model, tokenizer, name, digest, compile, progress=True)
 
 
-def _admitted(model: PreTrainedModel, tokenizer: Any, name: str, digest: str) -> Runner:
+def _admitted(
+    model: PreTrainedModel, tokenizer: Any, name: str, digest: str, compile: bool, progress: bool
+) -> Runner:
     try:
         runner = Runner(model, name, digest)
     except (AttributeError, TypeError, ValueError) as error:
@@ -81,6 +96,11 @@ def _admitted(model: PreTrainedModel, tokenizer: Any, name: str, digest: str) ->
             f"{type(model).__name__} ({name}) is refused: its configuration is not that of a "
             f"decoder with attention in every layer ({error}); {ADVICE}"
         ) from error
+    if compile:
+        try:
+            runner.compile()
+        except (CompilerMissing, BadInput) as error:
+            say(f"{error}; going on with torch's own operators", enabled=progress)
     admit(runner)
     runner.tokenizer = tokenizer
     runner.chat = ChatFormat.of(tokenizer) if tokenizer is not None else None

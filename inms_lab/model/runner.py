@@ -149,7 +149,7 @@ class Runner:
         return tuple(layer.rope for layer in self.admission.layers)
 
     def compile(self) -> None:
-        """Use the compiled kernels from now on (CPU, float32). Raises `CompilerMissing`."""
+        """Use the compiled kernels from now on. Raises `CompilerMissing`, or `BadInput`."""
         if self.device.type != "cpu" or self.dtype != torch.float32:
             raise BadInput(
                 f"compile=True is for float32 on the CPU, not {self.dtype} on {self.device}"

@@ -1,0 +1,285 @@
+"""The compiled kernels: equal to the plain operators, and each row's bits depend on nobody else."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from torch.nn import functional
+
+from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.errors import BadInput, CompilerMissing
+from inms_lab.kernels import build as building
+from inms_lab.kernels.native import Native, linears
+from inms_lab.lab import Lab
+from inms_lab.model import from_model
+from inms_lab.model.runner import Runner
+from inms_lab.store import KVStore
+
+pytestmark = pytest.mark.skipif(building.compiler() is None, reason="no C++ compiler here")
+ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)
+
+
+@pytest.fixture(scope="module")
+def native() -> Native:
+    return Native()
+
+
+# matrix products --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(48, 576), (16, 16), (99, 577), (7, 3), (65, 200), (33, 1)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_product_is_right_and_its_rows_do_not_depend_on_their_number(
+    native: Native, shape: tuple[int, int], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    outputs, columns = shape
+    x, w = torch.randn(max(ROWS), columns), torch.randn(outputs, columns)
+    add = torch.randn(outputs) if bias else None
+    truth = functional.linear(x.double(), w.double(), None if add is None else add.double())
+    full = native.linear(w, add, x)
+    assert (full - truth).abs().max() < 1e-6 * columns**0.5 * 10
+    for count in ROWS:
+        assert torch.equal(native.linear(w, add, x[:count]), full[:count]), count
+        assert torch.equal(native.linear(w, add, x[-count:]), full[-count:]), count
+
+
+def test_a_product_takes_any_number_of_dimensions_and_none_of_rows(native: Native) -> None:
+    x, w = torch.randn(2, 3, 32), torch.randn(5, 32)
+    assert native.linear(w, None, x).shape == (2, 3, 5)
+    assert native.linear(w, None, x[:0]).shape == (0, 3, 5)
+    turned = torch.randn(32, 6).t()
+    assert torch.allclose(native.linear(w, None, turned), turned @ w.t(), atol=1e-5)
+
+
+# attention over random layouts ------------------------------------------------------------------
+
+
+class Layout:
+    """Agents with random contexts in blocks that lie anywhere; some tiles are shared."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = random.Random(seed)
+        torch.manual_seed(seed)
+        self.kv_heads, self.groups = rng.choice([(1, 1), (1, 3), (2, 4), (3, 3)])
+        self.dim, self.block = rng.choice([16, 32, 64, 80, 128]), rng.choice([4, 16, 32])
+        self.tile = self.block * rng.choice([1, 2, 4])
+        self.store = KVStore(2, self.kv_heads, self.dim)
+        self.size = 4096
+        for pool in ("global", "private"):
+            self.store.open(pool, self.size)
+            self.store.regions[pool].normal_()
+        self.free = {p: rng.sample(range(self.size // self.block), 120) for p in self.store.regions}
+        shared = self.tiles("global", rng.randint(1, 3 * self.tile), 0)
+        self.spans = [self.span(shared) for _ in range(rng.randint(1, 6))]
+
+    def tiles(self, pool: str, length: int, first: int) -> list[TileRef]:
+        """A segment of `length` tokens in fresh blocks."""
+        blocks = [self.free[pool].pop() for _ in range(-(-length // self.block))]
+        out = []
+        for start in range(0, length, self.tile):
+            mine = blocks[start // self.block : (start + self.tile) // self.block]
+            slots = [b * self.block for b in mine]
+            seen = min(self.tile, length - start)
+            step = min(self.tile, self.block)
+            out.append(TileRef(pool, slots[0], first + start, seen, tuple(slots[1:]), step))
+        return out
+
+    def span(self, shared: list[TileRef]) -> Span:
+        """The last tokens of a context behind the shared text, written now."""
+        rng = self.rng
+        begin = shared[-1].first + shared[-1].length
+        length = rng.randint(1, 2 * self.tile)
+        own = self.tiles("private", length, begin)
+        new = rng.randint(1, length)
+        at = [(t.pool_id, s + i) for t in own for s in (t.slot, *t.more) for i in range(self.block)]
+        slots = at[length - new : length]
+        stop = begin + length
+        return Span(
+            start=stop - new,
+            tokens=[1] * new,
+            positions=range(stop - new, stop),
+            slots=slots,
+            tiles=[*shared, *own],
+            wants_logits=True,
+        )
+
+    def context(self, span: Span) -> list[tuple[str, int]]:
+        """Every slot of a span's context, in order."""
+        out = []
+        for tile in span.tiles:
+            slots = [s + i for s in (tile.slot, *tile.more) for i in range(tile.step)]
+            out += [(tile.pool_id, slot) for slot in slots[: tile.length]]
+        return out
+
+    def batch(self, spans: list[Span], native: Native | None) -> Batch:
+        heads = self.kv_heads * self.groups
+        return build(spans, self.store, self.tile, heads, 1, (), native)
+
+    def new(self, spans: list[Span]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q, k, v of all new tokens; the same for the same span."""
+        parts = []
+        for span in spans:
+            make = torch.Generator().manual_seed(span.slots[0][1])
+            for heads in (self.kv_heads * self.groups, self.kv_heads, self.kv_heads):
+                parts.append(torch.randn(len(span.tokens), heads, self.dim, generator=make))
+        return tuple(torch.cat(parts[i::3]) for i in range(3))  # type: ignore[return-value]
+
+    def dense(self, span: Span, q: torch.Tensor, layer: int) -> torch.Tensor:
+        """The truth in float64, after the writes: [T, H, D]."""
+        places = self.context(span)
+        halves = [
+            torch.stack([self.store.layer(pool, layer)[i][:, slot] for pool, slot in places], 1)
+            for i in (0, 1)
+        ]
+        keys, values = (x.double().repeat_interleave(self.groups, 0) for x in halves)
+        out = []
+        for i, row in enumerate(q.double()):
+            seen = span.start + i + 1
+            scores = torch.einsum("hd,hsd->hs", row, keys[:, :seen]) * 0.25
+            out.append(torch.einsum("hs,hsd->hd", scores.softmax(-1), values[:, :seen]))
+        return torch.stack(out)
+
+
+@pytest.mark.parametrize("kind", ["compiled", "torch"])
+def test_attention_equals_dense_attention_for_random_tile_layouts(
+    native: Native, kind: str
+) -> None:
+    worst = 0.0
+    for seed in range(30):
+        layout = Layout(seed)
+        batch = layout.batch(layout.spans, native if kind == "compiled" else None)
+        q, k, v = layout.new(layout.spans)
+        out = batch.attend(1, q, k, v, 0.25)
+        at = 0
+        for span in layout.spans:
+            truth = layout.dense(span, q[at : at + len(span.tokens)], 1)
+            worst = max(worst, (out[at : at + len(span.tokens)] - truth).abs().max().item())
+            at += len(span.tokens)
+    assert worst < 1e-5
+
+
+def test_a_row_has_the_same_bits_in_any_company_and_wherever_its_blocks_lie(
+    native: Native,
+) -> None:
+    for seed in range(20):
+        layout = Layout(seed)
+        q, k, v = layout.new(layout.spans)
+        together = layout.batch(layout.spans, native).attend(0, q, k, v, 0.25)
+        at = 0
+        for span in layout.spans:
+            rows = slice(at, at + len(span.tokens))
+            alone = layout.batch([span], native).attend(0, *layout.new([span]), 0.25)
+            assert torch.equal(alone, together[rows])
+            last = Span(
+                *(span.start + len(span.tokens) - 1, span.tokens[-1:], span.positions[-1:]),
+                *(span.slots[-1:], span.tiles, True),
+            )
+            one = [x[rows][-1:] for x in (q, k, v)]
+            assert torch.equal(layout.batch([last], native).attend(0, *one, 0.25), alone[-1:])
+            at += len(span.tokens)
+
+
+def test_strides_and_padding_are_taken_as_they_come(native: Native) -> None:
+    layout = Layout(3)
+    q, k, v = layout.new(layout.spans)
+    plain = layout.batch(layout.spans, native).attend(0, q, k, v, 0.25)
+    odd = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in (q, k, v)]
+    assert torch.equal(layout.batch(layout.spans, native).attend(0, *odd, 0.25), plain)
+    odd = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    assert torch.equal(layout.batch(layout.spans, native).attend(0, *odd, 0.25), plain)
+    heads = layout.kv_heads * layout.groups
+    padded = build(layout.spans, layout.store, layout.tile, heads, 16, (), native)
+    more = -len(q) % 16
+    wide = [torch.cat((x, torch.randn(more, *x.shape[1:]))) for x in (q, k, v)]
+    out = padded.attend(0, *wide, 0.25)
+    assert torch.equal(out[: len(q)], plain)
+    assert not out[len(q) :].any()
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 30.0])
+def test_large_and_small_scores_give_numbers(native: Native, size: float) -> None:
+    layout = Layout(5)
+    q, k, v = layout.new(layout.spans)
+    out = layout.batch(layout.spans, native).attend(0, q * size, k, v, 0.25)
+    same = layout.batch(layout.spans, None).attend(0, q * size, k, v, 0.25)
+    assert torch.allclose(out, same, atol=1e-5 * max(1.0, size))
+
+
+# models and labs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(models.WANTED))
+def test_a_compiled_model_is_admitted_and_rows_need_no_padding(name: str) -> None:
+    runner = from_model(models.WANTED[name](), compile=True)
+    assert runner.native is not None
+    assert runner.admission is not None
+    assert runner.admission.compiled
+    assert runner.admission.max_logit_error < 2e-4
+    assert runner.bitwise
+
+
+def test_stock_forwards_use_stock_operators() -> None:
+    runner = from_model(models.llama(), compile=True)
+    plain = from_model(models.llama())
+    assert torch.equal(runner.dense([1, 2, 3]), plain.dense([1, 2, 3]))
+    assert all("forward" in vars(module) for module in linears(runner.model))
+
+
+def test_where_nothing_can_be_compiled_the_lab_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(self: Runner) -> None:
+        raise CompilerMissing("there is no compiler")
+
+    monkeypatch.setattr(Runner, "compile", missing)
+    runner = from_model(models.llama(), compile=True)
+    assert runner.native is None
+    assert runner.bitwise
+    assert "there is no compiler; going on" in "".join(capsys.readouterr())
+
+
+def test_a_compiler_that_fails_is_told_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text("#!/bin/sh\necho 'lanes.h:1: error: no such machine' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("INMS_LAB_CACHE", str(tmp_path))
+    building.library.cache_clear()
+    try:
+        with pytest.raises(CompilerMissing, match="no such machine"):
+            building.library()
+        monkeypatch.setattr(building, "compiler", lambda: None)
+        with pytest.raises(CompilerMissing, match="install one"):
+            building.library()
+    finally:
+        building.library.cache_clear()
+
+
+def test_kernels_are_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("INMS_LAB_CACHE", str(tmp_path))
+    building.library.cache_clear()
+    calls: list[Any] = []
+    compile_ = building._compile
+    monkeypatch.setattr(building, "_compile", lambda *a: (calls.append(a), compile_(*a)))
+    try:
+        for _ in range(2):
+            building.library()
+            building.library.cache_clear()
+        assert len(calls) == 1
+    finally:
+        building.library.cache_clear()
+
+
+def test_a_model_that_is_loaded_already_cannot_be_compiled_by_a_lab() -> None:
+    with pytest.raises(BadInput, match="loaded already"):
+        Lab(from_model(models.llama()), compile=True)
+    half = from_model(models.llama().to(torch.bfloat16), compile=True)
+    assert half.native is None
