@@ -24,6 +24,8 @@ def find(pool: Pool, segment: Segment, index: int, seq: Sequence) -> int | None:
 
 def hits(pool: Pool, segment: Segment, index: int, seq: Sequence) -> tuple[int, ...]:
     """The blocks to share from block `index` on, as far as each is found."""
+    if find(pool, segment, index, seq) is None:
+        return ()
     found: list[int] = []
     count = -(-len(segment.tokens) // segment.block_size)
     for start in range(index, count, RUN):
@@ -46,6 +48,8 @@ def _run(pool: Pool, segment: Segment, first: int, stop: int, seq: Sequence) -> 
         if not copies:
             break
         run.append(copies[0])
+    if not run:
+        return run
     labels = {pool.labels[block] for block in run}
     cleared = all(clears(seq, label) for label in labels)
     return run if cleared and same_tokens(pool, run, segment, first, seq) else []

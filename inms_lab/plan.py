@@ -30,11 +30,9 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
                 break
             if answer is not True:
                 return answer
-    start, stop = draft.start, draft.stop
-    chunk = Chunk(seq_id, start, stop) if stop > start else None
-    wanted = seq.to_generate > 0 or seq.wants_logits
-    if chunk is None and wanted and stop == seq.num_tokens:
-        chunk = Chunk(seq_id, stop - 1, stop, recompute=True)
+    chunk = Chunk(seq_id, draft.start, draft.stop) if draft.stop > draft.start else None
+    if chunk is None and seq.is_asked and draft.stop == seq.num_tokens:
+        chunk = Chunk(seq_id, draft.stop - 1, draft.stop, recompute=True)
     return Plan(at, tuple(draft.events), chunk, tuple(draft.decisions))
 
 
@@ -92,6 +90,8 @@ class _Draft:
         seq, pool, size = self.seq, self.books.pools[segment.pool_id], segment.block_size
         count = len(segment.tokens)
         limit = min(count, here + self.budget - (self.stop - self.start))
+        if limit <= here:
+            return False
         end = stretch(pool, segment, here, limit, seq)
         first = -(-here // size)
         keys = segment.keys_of(first, -(-end // size))
@@ -111,8 +111,8 @@ class _Draft:
         elif partial is not None and partial in pool.keys:
             self.events.append(evicted(pool, (partial,), "overwritten", self.events))
         if keys:
-            fresh = blocks[copies:]
-            self.events.append(Allocated(seq.seq_id, number, pool.spec.pool_id, fresh, keys, end))
+            place = (seq.seq_id, number, segment.pool_id)
+            self.events.append(Allocated(*place, blocks[copies:], keys, end))
             why = segment.why or "no block with this fingerprint"
             self._decide(number, first, len(keys), "computed", why)
         self.stop += end - here

@@ -68,7 +68,8 @@ class Pool(Sheets):
         free, refs, labels, pending = self.free, self.refs, self.labels, self.pending
         for block in blocks:
             del free[block]
-            refs[block], labels[block] = 1, label
+        refs.update(dict.fromkeys(blocks, 1))
+        labels.update(dict.fromkeys(blocks, label))
         for block, key in zip(blocks, keys, strict=False):
             if key and key not in pending:
                 pending[key], self.promised[block] = block, key
@@ -102,43 +103,42 @@ class Pool(Sheets):
                 cached[block] = None
                 continue
             if block in keys:
-                self.forget(block)
+                self.forget((block,))
             del self.labels[block]
             self.free[block] = None
 
     def withdraw(self, block: int) -> None:
         """Nobody waits any longer for what `block` was going to hold."""
-        key = self.promised.pop(block, None)
-        if key is not None:
-            del self.pending[key]
+        if block in self.promised:
+            del self.pending[self.promised.pop(block)]
 
     def publish(self, blocks: Blocks, keys: Keys, texts: Iterable[bytes]) -> None:
         """Held blocks that are fully written become findable, each under its key."""
-        refs, known, promised = self.refs, self.keys, self.promised
-        tokens, index = self.tokens, self.index
-        for block, key, text in zip(blocks, keys, texts, strict=True):
+        refs, known, promised, index = self.refs, self.keys, self.promised, self.index
+        for block, key in zip(blocks, keys, strict=True):
             if block not in refs or block in known:
                 raise PlanInvalid(f"block {block} of {self.spec.pool_id} cannot be published")
             if block in promised:
-                self.withdraw(block)
-            known[block], tokens[block] = key, text
+                del self.pending[promised.pop(block)]
+            known[block] = key
             index[key] = (*index[key], block) if key in index else (block,)
+        self.tokens.update(zip(blocks, texts, strict=True))
 
-    def forget(self, block: int) -> None:
-        """A block loses its identity, here and in the index; other copies of its key remain."""
-        key = self.keys.pop(block)
-        del self.tokens[block]
-        remaining = tuple([b for b in self.index[key] if b != block])
-        if remaining:
-            self.index[key] = remaining
-        else:
-            del self.index[key]
+    def forget(self, blocks: Blocks) -> None:
+        """Blocks lose their identity, here and in the index; other copies of a key remain."""
+        keys, tokens, index = self.keys, self.tokens, self.index
+        for block in blocks:
+            key = keys.pop(block)
+            del tokens[block]
+            copies = index.pop(key)
+            if len(copies) > 1:
+                index[key] = tuple(b for b in copies if b != block)
 
     def evict(self, blocks: Blocks) -> None:
         """cached -> free (a held block only forgets): no identity outlives what it stood for."""
+        self.forget(blocks)
         cached, labels, free = self.cached, self.labels, self.free
         for block in blocks:
-            self.forget(block)
             if block in cached:
                 del cached[block], labels[block]
                 free[block] = None
@@ -154,6 +154,5 @@ class Pool(Sheets):
         """The pool with this `snapshot()`."""
         pool = cls(state["spec"])
         for name in _MAPS:
-            kind = OrderedDict if name in ("free", "cached") else dict
-            setattr(pool, name, kind(state[name]))
+            setattr(pool, name, type(getattr(pool, name))(state[name]))
         return pool

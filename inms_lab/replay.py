@@ -103,15 +103,19 @@ class Player:
         where = (COMMON, (), COMMON, *self.log.add_tokens(tokens))
         record(Commanded(seq_id, 1, "append", *where))
         found, computed = self._mount(seq_id), list[int]()
-        while (plan := self._plan(seq_id, ALL)).chunk is not None:
+        seq = self.books.sequences[seq_id]
+        while seq.num_computed < len(tokens):
+            plan = self._plan(seq_id, ALL)
             self.cache.commit(plan)
+            if plan.chunk is None:
+                continue  # what was found behind a gap is mounted first
             for event in plan.events:
                 if isinstance(event, Allocated):
                     computed += event.blocks
             for event in completed(self.books, 0, (Done(plan.chunk, 0, False),)):
                 record(event)
         record(Commanded(seq_id, 2, "close"))
-        for event in freed(self.books.sequences[seq_id], 0, "close"):
+        for event in freed(seq, 0, "close"):
             record(event)
         self._trim()
         return found, computed

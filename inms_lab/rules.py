@@ -141,7 +141,8 @@ def _stepped(books: Ledger, e: Stepped) -> None:
             count = min(num_computed, segment.room)
             pool, size, here = books.pools[segment.pool_id], segment.block_size, segment.computed
             mine = segment.blocks[here // size : -(-(here + count) // size)] if count else []
-            others = [block for block in mine if pool.refs[block] != 1 or block in pool.keys]
+            refs, keys = pool.refs, pool.keys
+            others = [block for block in mine if refs[block] != 1 or block in keys]
             alone = not others or "pending" in seq.off
             require(alone, f"blocks {others} are written and have other readers")
             num_computed -= count

@@ -13,7 +13,7 @@ from typing import Any
 
 from inms_lab.bench.header import spread
 from inms_lab.errors import BadInput
-from inms_lab.replay import Player, tokens_of
+from inms_lab.replay import SIZE, Player, tokens_of
 from inms_lab.trace import Request, read_trace
 
 
@@ -27,7 +27,7 @@ class Rounds:
         self.requests: Sequence[Request] = read_trace(trace, share_tools)
         self.tokens = [tokens_of(request) for request in self.requests]
         self.num_blocks = sum(len(request.blocks) for request in self.requests)
-        self.longest = max(len(request.blocks) for request in self.requests)
+        self.longest = max(-(-len(tokens) // SIZE) for tokens in self.tokens)
 
     def play(self) -> tuple[float, float]:
         """Microseconds per block, and the hit rate."""
