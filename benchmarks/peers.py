@@ -67,7 +67,7 @@ KINDS = {
     "llamacpp-q4_1": Kind("run_llamacpp.py", "llamacpp", ("--weights", "q4_1")),
     "transformers": Kind("run_transformers.py"),
 }
-DEFAULT = "inms,vllm,llamacpp-f32,llamacpp-q4_1,transformers"
+DEFAULT = "inms,inms-compiled,vllm,llamacpp-f32,llamacpp-q4_1,transformers"
 
 
 # arithmetic ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Inms:
     def __init__(self, work: Work, model: str, options: Any) -> None:
         torch.set_num_threads(options.threads)
         self.work, self.options = work, options
-        self.runner = load(model)
+        self.runner = load(model, compile=options.compile)
         self.lab = self._lab(None)
         self.lab.preload(work.prefix(), progress=False)
         self.agents = [self.lab.agent(f"agent {number}") for number in range(work.agents)]
@@ -39,10 +39,8 @@ class Inms:
         self.decode()
 
     def _lab(self, gate: Gate | None) -> Lab:
-        keywords: dict[str, Any] = {"compile": True} if self.options.compile else {}
-        if self.options.block:
-            keywords["block_size"] = self.options.block
-        return Lab(self.runner, gate=gate, **keywords)
+        size = self.options.block or None
+        return Lab(self.runner, gate=gate, block_size=size, compile=self.options.compile)
 
     def about(self) -> dict[str, Any]:
         """Versions and settings."""
