@@ -38,7 +38,7 @@ def shared(books: Ledger, e: Shared) -> None:
         before = all(s.computed == len(s.tokens) for s in seq.segments[: e.segment])
         require(before, "blocks are mounted when what stands before is computed")
         require(_is_whole(segment, e.length), "what is found is mounted in whole blocks")
-    for label, block in {pool.labels.get(block, ()): block for block in e.blocks}.items():
+    for label, block in {pool.labels.get(b, ()): b for b in reversed(e.blocks)}.items():
         require(clears(seq, label), f"block {block}: label (check 4)")
     if e.cause == "fork":
         donor = books.sequences[seq.parent_id].segments[e.segment]
