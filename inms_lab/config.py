@@ -30,9 +30,10 @@ class Config:
     private_bytes: int = 2048 * MIB
     debug: bool = False  # audit the books after every event
     log_limit: int = 1_000_000  # events that the log keeps; older ones become its snapshot
+    prefill_budget: int = 128  # tokens of a step for prefill while somebody decodes
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "token_budget", "context", "log_limit"):
+        for name in ("block_size", "token_budget", "prefill_budget", "context", "log_limit"):
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
         tile, block = self.tile_size(), self.block_size

@@ -31,7 +31,7 @@ from inms_lab.plan import plan_extend
 from inms_lab.policy import Policy
 from inms_lab.request import Request
 from inms_lab.reuse import Terms, detach
-from inms_lab.schedule import schedule
+from inms_lab.schedule import Budget, schedule
 from inms_lab.spans import Sampled, span_of
 
 
@@ -161,21 +161,21 @@ class Engine:
         """Plan and commit, one sequence after the other, within the token budget."""
         chunks: list[Chunk] = []
         stuck: list[NoRoom] = []
-        budget, moved, self.victims = self.config.token_budget, False, set[int]()
-        for seq_id in schedule(self.ledger):
-            if budget <= 0 or not self.ledger.sequences[seq_id].has_work:
+        order, moved, self.victims = schedule(self.ledger), False, set[int]()
+        budget = Budget(self.ledger, order, self.config)
+        for seq_id in order:
+            if not (most := budget.of(self.ledger.sequences[seq_id])):
                 continue
-            outcome = self._extend(seq_id, budget, {chunk.seq_id for chunk in chunks})
+            outcome = self._extend(seq_id, most, {chunk.seq_id for chunk in chunks})
             if isinstance(outcome, NoRoom):
                 stuck.append(outcome)  # waits for those that go on, or fails below
             elif isinstance(outcome, Plan):
                 moved |= bool(outcome.events) and seq_id not in self.victims
-                chunks += [outcome.chunk] if outcome.chunk else []
-                budget -= outcome.chunk.stop - outcome.chunk.start if outcome.chunk else 0
+                chunks += budget.taken(outcome.chunk)
         for seq_id in list(self.desk.running):  # a full hit, or a cut, may have left nothing to do
             self.desk.computed(self.ledger.sequences[seq_id])
         if stuck and not (chunks or moved):  # all wait, perhaps for it: it takes from anybody
-            outcome = self._extend(stuck[0].seq_id, budget, set(), force=True)
+            outcome = self._extend(stuck[0].seq_id, budget.left, set(), force=True)
             if isinstance(outcome, NoRoom):
                 self._fail(outcome)
             chunks += [outcome.chunk] if isinstance(outcome, Plan) and outcome.chunk else []

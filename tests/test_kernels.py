@@ -185,6 +185,25 @@ def test_a_row_has_the_same_bits_in_any_company_and_wherever_its_blocks_lie(
             at += len(span.tokens)
 
 
+def test_26_a_shared_tile_is_one_piece_of_work_and_a_single_reader_pays_nothing_for_it(
+    native: Native,
+) -> None:
+    """vllm#22103, #12395: there is no second path whose crossover could be missed. One reader of a
+    tile is the plan of any tile; with several it is read once."""
+    layout = Layout(11)
+    shared, spans = layout.spans[0].tiles[0], layout.spans
+    assert len(spans) > 2
+    for some in (spans[:1], spans):
+        batch = layout.batch(some, native)
+        assert batch.compiled is not None
+        tiles = {(t.pool_id, t.slot) for span in some for t in span.tiles}
+        assert len(batch.compiled.arrays["tile_pool"]) == len(tiles)
+        readers = sum(len(s.tokens) for s in some)  # all read the first tile of the shared text
+        assert sum(shared in s.tiles for s in some) == len(some)
+        first = batch.compiled.arrays["work"][0]
+        assert first[2] - first[1] == min(readers, 32)
+
+
 def test_strides_and_padding_are_taken_as_they_come(native: Native) -> None:
     layout = Layout(3)
     q, k, v = layout.new(layout.spans)

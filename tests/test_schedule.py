@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from toy import Toy, plain
 
+from inms_lab.config import Config
+from inms_lab.errors import BadInput
 from inms_lab.outcome import Chunk
 from inms_lab.schedule import schedule
 
@@ -74,3 +79,28 @@ def test_every_holder_with_work_is_served_within_the_prefill_of_those_before_it(
     toy.run(limit=40)
     for agent, turn in zip(agents, turns, strict=True):
         assert turn.future.result(timeout=0) == toy.model.generate([agent % 5] * 7, 4)
+
+
+def test_a_long_text_takes_its_own_budget_only_while_somebody_decodes() -> None:
+    toy = Toy()
+    toy.engine.config = replace(toy.engine.config, prefill_budget=4)
+    writer, reader, other = toy.agent("a"), toy.agent("b"), toy.agent("c")
+    toy.ask(reader, "append", TEXT)
+    assert toy.step().chunks == (Chunk(reader, 0, 6),), "nobody decodes: all at once"
+    toy.ask(writer, "write", [2], count=9)
+    toy.step()
+    toy.ask(reader, "append", TEXT)
+    toy.ask(other, "append", TEXT)
+    chunks = [toy.step().chunks for _ in range(4)]
+    assert all(chunk[0].seq_id == writer for chunk in chunks), "a token in every step"
+    assert [chunk[1:] for chunk in chunks] == [
+        (Chunk(reader, 6, 10),),
+        (Chunk(reader, 10, 12), Chunk(other, 0, 2)),
+        (Chunk(other, 2, 6),),
+        (),
+    ]
+
+
+def test_a_prefill_budget_is_at_least_one_token() -> None:
+    with pytest.raises(BadInput, match="prefill_budget"):
+        Config(prefill_budget=0)
