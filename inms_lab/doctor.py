@@ -60,6 +60,7 @@ def report(model: str = DEFAULT_MODEL) -> list[Finding]:
         _disk(folder, _MIN_DISK_BYTES if is_converted else NEEDED_BYTES),
         _cache(folder.parent),
         _model(model, folder),
+        _compiler(),
         _chromium(),
     ]
 
@@ -196,6 +197,18 @@ def _is_in_hub_cache(model: str) -> bool:
         return isinstance(try_to_load_from_cache(model, "config.json"), str)
     except Exception:  # not installed, or not even a possible id
         return False
+
+
+def _compiler() -> Finding:
+    from inms_lab.kernels.build import compiler
+
+    if found := compiler():
+        return Finding("C++ compiler", found, True)
+    hint = {
+        "Linux": "install your distribution's package `g++`",
+        "Darwin": "xcode-select --install",
+    }.get(platform.system(), "install g++ or clang++")
+    return Finding("C++ compiler", "not found", True, f"only for compile=True: {hint}")
 
 
 def _chromium() -> Finding:

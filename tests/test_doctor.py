@@ -188,3 +188,14 @@ def test_findings_are_values() -> None:
         finding.ok = False  # type: ignore[misc]
     assert not hasattr(finding, "__dict__")
     assert json.dumps([finding.name, finding.value, finding.ok, finding.advice])
+
+
+def test_a_compiler_is_named_and_its_absence_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    from inms_lab.kernels import build
+
+    monkeypatch.setattr(build, "compiler", lambda: "/bin/g++")
+    assert doctor._compiler() == Finding("C++ compiler", "/bin/g++", True)
+    monkeypatch.setattr(build, "compiler", lambda: None)
+    finding = doctor._compiler()
+    assert finding.ok
+    assert finding.advice.startswith("only for compile=True")
