@@ -58,7 +58,7 @@ def test_every_promised_thing_is_reported_once() -> None:
     assert names == [
         *("Python", "torch", "transformers"),
         *("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly"),
-        *("memory", "disk", "cache", "model smollm2-135m", "Chromium"),
+        *("memory", "disk", "cache", "model smollm2-135m", "C++ compiler", "Chromium"),
     ]
 
 

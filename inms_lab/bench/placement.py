@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -54,10 +55,8 @@ def measure(agents: int, tokens: int, block: int, seed: int, repeat: int) -> dic
     store.open("private", agents * tokens)
     store.regions["private"].uniform_(-1, 1)
     kernels: dict[str, Native | None] = {"torch": None}
-    try:
+    with suppress(CompilerMissing):
         kernels["compiled"] = Native()
-    except CompilerMissing:
-        pass
     times: dict[tuple[str, str], list[float]] = {}
     batches: dict[tuple[str, str], Batch] = {}
     for order in ORDERS:
@@ -71,7 +70,10 @@ def measure(agents: int, tokens: int, block: int, seed: int, repeat: int) -> dic
             times.setdefault(case, []).append(_read(batch))
     found = {case: spread([x * 1e3 for x in values[1:]]) for case, values in times.items()}
     return {
-        **{"agents": agents, "tokens": tokens, "block_size": block, "tile": tile},
+        "agents": agents,
+        "tokens": tokens,
+        "block_size": block,
+        "tile": tile,
         "ms": {name: {o: found[name, o] for o in ORDERS} for name in kernels},
         "ratio": {
             name: {
