@@ -10,7 +10,9 @@ median step counts. The order is turned round every time. Who is not at work is 
 so that no waiting thread takes a core; all get the same number of threads. Then, `--firsts` times,
 the time to the first token of one more agent behind the cached prefix (its own text has `own`
 tokens), and of a reader with `own` tokens before the shared text. A ratio is one of a round: ours
-through theirs; printed are its median, least and most.
+through theirs; printed are its median, least and most. `others used` says how many cores everybody
+else took during a round: with more than a few hundredths its times are worth little. Ctrl-C ends
+the measuring, and the rounds that are complete are reported.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +116,7 @@ class Worker:
     ready: dict[str, Any] = field(default_factory=dict)
     steps: list[list[float]] = field(default_factory=list)  # seconds, by round
     firsts: dict[str, list[float]] = field(default_factory=dict)  # seconds, by kind
+    others: list[float] = field(default_factory=list)  # cores that others used, by round
     peak_bytes: int = 0
 
     @classmethod
@@ -140,11 +144,16 @@ class Worker:
     def ask(self, order: str) -> dict[str, Any]:
         """Let it do one thing; nobody else runs meanwhile."""
         assert self.process.stdin is not None
+        before = cpu_seconds(self.process.pid)
         self._signal(signal.SIGCONT)
         try:
             self.process.stdin.write(order + "\n")
             self.process.stdin.flush()
-            return self._answer()
+            answer = self._answer()
+            now, all_cores, own = (
+                b - a for a, b in zip(before, cpu_seconds(self.process.pid), strict=True)
+            )
+            return answer | {"others": max(0.0, (all_cores - own) / now)}
         except BrokenPipeError:
             raise SystemExit(self._why()) from None
         finally:
@@ -173,6 +182,15 @@ class Worker:
         self.process.wait()
 
 
+def cpu_seconds(pid: int) -> tuple[float, float, float]:
+    """Now; seconds of work of all cores since the start of the machine; those of one process."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user, nice, system = map(int, Path("/proc/stat").read_text().split()[1:4])
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    own = int(fields[11]) + int(fields[12])  # utime and stime
+    return time.perf_counter(), (user + nice + system) / tick, own / tick
+
+
 @contextlib.contextmanager
 def alone(path: Path | None) -> Iterator[None]:
     """Hold the lock file `path`, if one is given: others that measure here take it too."""
@@ -189,15 +207,35 @@ def measure(workers: list[Worker], rounds: int, firsts: int, lock: Path | None) 
     for number in range(rounds):
         with alone(lock):
             for worker in workers[:: -1 if number % 2 else 1]:
-                steps = worker.ask("decode")["steps_s"]
-                worker.steps.append(steps)
-                say(f"round {number + 1}: {worker.name}, step {statistics.median(steps):.3f} s")
+                answer = worker.ask("decode")
+                worker.steps.append(answer["steps_s"])
+                worker.others.append(answer["others"])
+                step = statistics.median(answer["steps_s"])
+                say(
+                    f"round {number + 1}: {worker.name}, step {step:.3f} s, "
+                    f"others used {answer['others']:.2f} cores"
+                )
     for number in range(firsts):
         for kind in ("next", "fragment"):
             with alone(lock):
                 for worker in workers[:: -1 if number % 2 else 1]:
                     worker.firsts.setdefault(kind, []).append(worker.ask(kind)["seconds"])
                     say(f"{kind} {number + 1}: {worker.name}, {worker.firsts[kind][-1]:.2f} s")
+
+
+def whole_rounds(workers: list[Worker]) -> None:
+    """Forget what only some of the workers did. Ends the program where nothing is left."""
+    rounds = min(len(worker.steps) for worker in workers)
+    if not rounds:
+        raise SystemExit("interrupted before the first round was complete")
+    kinds = set.intersection(*(set(worker.firsts) for worker in workers))
+    for worker in workers:
+        del worker.steps[rounds:], worker.others[rounds:]
+        worker.firsts = {kind: worker.firsts[kind] for kind in sorted(kinds)}
+    for kind in kinds:
+        count = min(len(worker.firsts[kind]) for worker in workers)
+        for worker in workers:
+            del worker.firsts[kind][count:]
 
 
 # report -------------------------------------------------------------------------------------
@@ -230,6 +268,7 @@ def summary(workers: list[Worker], agents: int) -> dict[str, Any]:
             "tokens_per_s": [round(value, 2) for value in speeds[worker.name]],
             "step_ms": [round(1e3 * statistics.median(s), 2) for s in worker.steps],
             "first_token_s": {k: [round(s, 3) for s in v] for k, v in worker.firsts.items()},
+            "others_cores": [round(value, 2) for value in worker.others],
             "peak_bytes": worker.peak_bytes,
         }
     ours = [w for w in workers if w.name.startswith(OURS)]
@@ -311,7 +350,10 @@ def main() -> None:
         for name, command in starts.items():
             say(f"{name}: loading, filling {options.agents} contexts")
             workers.append(Worker.start(name, command, options.threads, PEERS / "logs"))
-        measure(workers, options.rounds, options.firsts, options.lock)
+        try:
+            measure(workers, options.rounds, options.firsts, options.lock)
+        except KeyboardInterrupt:
+            whole_rounds(workers)
         found = summary(workers, options.agents)
     finally:
         for worker in workers:

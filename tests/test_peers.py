@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,12 +70,31 @@ def test_ratios_are_ours_through_each_peers(tmp_path: Path) -> None:
     peers.render(json.loads(json.dumps(found)))
 
 
+def test_an_interrupted_run_counts_its_whole_rounds(tmp_path: Path) -> None:
+    workers = [started(name, tmp_path) for name in ("inms", "vllm")]
+    try:
+        with pytest.raises(SystemExit, match="before the first round"):
+            peers.whole_rounds(workers)
+        peers.measure(workers, rounds=2, firsts=1, lock=None)
+        assert all(others >= 0 for worker in workers for others in worker.others)
+        peers.measure(workers[:1], rounds=1, firsts=1, lock=None)
+        peers.whole_rounds(workers)
+    finally:
+        for worker in workers:
+            worker.end()
+    assert [len(worker.steps) for worker in workers] == [2, 2]
+    assert [worker.firsts for worker in workers] == [{"fragment": [3.0], "next": [3.0]}] * 2
+
+
 def test_who_is_not_asked_is_stopped(tmp_path: Path) -> None:
     worker = started("idle", tmp_path)
     try:
         worker.ask("decode")
-        status = Path(f"/proc/{worker.process.pid}/status").read_text()
-        assert "State:\tT" in status
+        status = Path(f"/proc/{worker.process.pid}/status")
+        until = time.monotonic() + 20  # a signal arrives when the process is scheduled
+        while "State:\tT" not in status.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        assert "State:\tT" in status.read_text()
     finally:
         worker.end()
 
