@@ -85,7 +85,7 @@ $(VENV)/torch.stamp: $(VENV)/venv.stamp constraints.txt
 	@touch $@
 
 $(VENV)/deps.stamp: $(VENV)/torch.stamp pyproject.toml
-	@echo "[setup] installing the rest at the versions of constraints.txt (about 200 MB, a quiet minute)"
+	@echo "[setup] installing the rest at the versions of constraints.txt (about 400 MB, a quiet minute)"
 	@$(PIP) -qq -e ".[dev]"
 	@touch $@
 

@@ -4,14 +4,20 @@ A file stays whole, on one process (`--dist loadfile`): its fixtures are made on
 keep their order. Files with the most long tests begin first, so that no process is left with one of
 them in the end.
 
+Triton's kernels are interpreted on the CPU, unless TRITON_INTERPRET says otherwise: the variable
+must be set before anything imports Triton, as transformers does.
+
 `--dist loadgroup` would be finer; under pytest 9.2, xdist 3.8 groups nothing (pytest-xdist#1386).
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 
 import pytest
+
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import models
 import pytest
 import torch
+from layouts import Layout
 from torch.nn import functional
 
-from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.batch import Span, build
 from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels import build as building
-from inms_lab.kernels.native import Native, linears
+from inms_lab.kernels.native import Native, linears, uninstall
 from inms_lab.lab import Lab
 from inms_lab.model import from_model
 from inms_lab.model.runner import Runner
-from inms_lab.store import KVStore
 
 pytestmark = pytest.mark.skipif(building.compiler() is None, reason="no C++ compiler here")
 ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)
@@ -27,6 +27,12 @@ ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)
 @pytest.fixture(scope="module")
 def native() -> Native:
     return Native()
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
 
 # matrix products --------------------------------------------------------------------------------
@@ -57,93 +63,32 @@ def test_a_product_takes_any_number_of_dimensions_and_none_of_rows(native: Nativ
     assert torch.allclose(native.linear(w, None, turned), turned @ w.t(), atol=1e-5)
 
 
+def test_what_the_kernel_does_not_do_torch_does(native: Native) -> None:
+    x, w = torch.randn(3, 32), torch.randn(5, 32, requires_grad=True)
+    with torch.enable_grad():
+        native.linear(w, None, x).sum().backward()
+    assert w.grad is not None
+    assert native.linear(w.bfloat16(), None, x.bfloat16()).dtype == torch.bfloat16
+    strided = torch.randn(32, 5).t()
+    assert torch.allclose(native.linear(strided, None, x), x @ strided.t(), atol=1e-5)
+    with pytest.raises(RuntimeError):
+        native.linear(w, None, x[:, :31])
+
+
+def test_a_layer_uses_the_weights_that_it_holds_now(native: Native) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(32, 8))
+    native.install(model)
+    x = torch.randn(2, 32)
+    before = model(x)
+    model[0].weight = torch.nn.Parameter(model[0].weight * 2)
+    model[0].bias = None
+    after = model(x)
+    uninstall(model)
+    assert torch.allclose(after, model(x), atol=1e-5)
+    assert not torch.allclose(before, after)
+
+
 # attention over random layouts ------------------------------------------------------------------
-
-
-class Layout:
-    """Agents with random contexts in blocks that lie anywhere; some tiles are shared."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = rng = random.Random(seed)
-        torch.manual_seed(seed)
-        self.kv_heads, self.groups = rng.choice([(1, 1), (1, 3), (2, 4), (3, 3)])
-        self.dim, self.block = rng.choice([16, 32, 64, 80, 128]), rng.choice([4, 16, 32])
-        self.tile = self.block * rng.choice([1, 2, 4])
-        self.store = KVStore(2, self.kv_heads, self.dim)
-        self.size = 4096
-        for pool in ("global", "private"):
-            self.store.open(pool, self.size)
-            self.store.regions[pool].normal_()
-        self.free = {p: rng.sample(range(self.size // self.block), 120) for p in self.store.regions}
-        shared = self.tiles("global", rng.randint(1, 3 * self.tile), 0)
-        self.spans = [self.span(shared) for _ in range(rng.randint(1, 6))]
-
-    def tiles(self, pool: str, length: int, first: int) -> list[TileRef]:
-        """A segment of `length` tokens in fresh blocks."""
-        blocks = [self.free[pool].pop() for _ in range(-(-length // self.block))]
-        out = []
-        for start in range(0, length, self.tile):
-            mine = blocks[start // self.block : (start + self.tile) // self.block]
-            slots = [b * self.block for b in mine]
-            seen = min(self.tile, length - start)
-            step = min(self.tile, self.block)
-            out.append(TileRef(pool, slots[0], first + start, seen, tuple(slots[1:]), step))
-        return out
-
-    def span(self, shared: list[TileRef]) -> Span:
-        """The last tokens of a context behind the shared text, written now."""
-        rng = self.rng
-        begin = shared[-1].first + shared[-1].length
-        length = rng.randint(1, 2 * self.tile)
-        own = self.tiles("private", length, begin)
-        new = rng.randint(1, length)
-        at = [(t.pool_id, s + i) for t in own for s in (t.slot, *t.more) for i in range(self.block)]
-        slots = at[length - new : length]
-        stop = begin + length
-        return Span(
-            start=stop - new,
-            tokens=[1] * new,
-            positions=range(stop - new, stop),
-            slots=slots,
-            tiles=[*shared, *own],
-            wants_logits=True,
-        )
-
-    def context(self, span: Span) -> list[tuple[str, int]]:
-        """Every slot of a span's context, in order."""
-        out = []
-        for tile in span.tiles:
-            slots = [s + i for s in (tile.slot, *tile.more) for i in range(tile.step)]
-            out += [(tile.pool_id, slot) for slot in slots[: tile.length]]
-        return out
-
-    def batch(self, spans: list[Span], native: Native | None) -> Batch:
-        heads = self.kv_heads * self.groups
-        return build(spans, self.store, self.tile, heads, 1, (), native)
-
-    def new(self, spans: list[Span]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v of all new tokens; the same for the same span."""
-        parts = []
-        for span in spans:
-            make = torch.Generator().manual_seed(span.slots[0][1])
-            for heads in (self.kv_heads * self.groups, self.kv_heads, self.kv_heads):
-                parts.append(torch.randn(len(span.tokens), heads, self.dim, generator=make))
-        return tuple(torch.cat(parts[i::3]) for i in range(3))  # type: ignore[return-value]
-
-    def dense(self, span: Span, q: torch.Tensor, layer: int) -> torch.Tensor:
-        """The truth in float64, after the writes: [T, H, D]."""
-        places = self.context(span)
-        halves = [
-            torch.stack([self.store.layer(pool, layer)[i][:, slot] for pool, slot in places], 1)
-            for i in (0, 1)
-        ]
-        keys, values = (x.double().repeat_interleave(self.groups, 0) for x in halves)
-        out = []
-        for i, row in enumerate(q.double()):
-            seen = span.start + i + 1
-            scores = torch.einsum("hd,hsd->hs", row, keys[:, :seen]) * 0.25
-            out.append(torch.einsum("hs,hsd->hd", scores.softmax(-1), values[:, :seen]))
-        return torch.stack(out)
 
 
 @pytest.mark.parametrize("kind", ["compiled", "torch"])
@@ -155,12 +100,7 @@ def test_attention_equals_dense_attention_for_random_tile_layouts(
         layout = Layout(seed)
         batch = layout.batch(layout.spans, native if kind == "compiled" else None)
         q, k, v = layout.new(layout.spans)
-        out = batch.attend(1, q, k, v, 0.25)
-        at = 0
-        for span in layout.spans:
-            truth = layout.dense(span, q[at : at + len(span.tokens)], 1)
-            worst = max(worst, (out[at : at + len(span.tokens)] - truth).abs().max().item())
-            at += len(span.tokens)
+        worst = max(worst, layout.error(batch.attend(1, q, k, v, 0.25), q, 1))
     assert worst < 1e-5
 
 

@@ -8,18 +8,22 @@ them, once per layer and shift, however many tiles are read at it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from threading import Event
 
 import torch
 
-from inms_lab.attention.compiled import Compiled, Planner
+from inms_lab.attention.compiled import Compiled
+from inms_lab.attention.launched import Launched
+from inms_lab.attention.layout import Layout, Planner, Reader
 from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef
 from inms_lab.attention.tiles import merge, read_tiles
 from inms_lab.attention.turns import Turned, turned_rows
 from inms_lab.errors import StepInterrupted
+from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
@@ -38,9 +42,7 @@ class Batch:
     logit_rows: torch.Tensor  # [R]
     num_rows: int  # T
     turned: Turned | None = None  # queries of tiles at another position; None: there are none
-    compiled: Compiled | None = (
-        None  # the plan for the compiled kernels; None: torch's operators do
-    )
+    compiled: Reader | None = None  # the plan, bound to kernels; None: torch's operators do
     writes: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # pool id,
     reads: list[Read] = field(default_factory=list)  # ... rows, slots
     where: torch.Tensor | None = None  # [M, N] into the results of all reads, last entry: absent
@@ -103,7 +105,7 @@ def build(
     num_heads: int,
     row_multiple: int,
     rotations: Sequence[Rotation | None] = (),
-    native: Native | None = None,
+    native: Native | Launcher | None = None,
 ) -> Batch:
     """Pack `spans` into one batch and plan its reads. `rotations`: each layer's, for shifted tiles;
     without them a shift raises `UnsafeShift`. `native`: the kernels that read; None: torch does."""
@@ -116,7 +118,7 @@ def build(
     wanted += wanted[:1] * (-len(wanted) % row_multiple)
     planner: Planner | ReadPlanner
     if native is not None:
-        planner = Planner(tile, native)
+        planner = Planner(tile, native.readers(num_heads // kv_heads), _binding(native))
     else:
         planner = ReadPlanner(tile, num_heads // kv_heads, kv_heads, row_multiple, device)
     for span, end in zip(spans, ends, strict=True):
@@ -133,6 +135,12 @@ def build(
         writes=[] if native is not None else _writes(spans, device),
         **plan,
     )
+
+
+def _binding(native: Native | Launcher) -> Callable[[KVStore, Layout], Reader]:
+    if isinstance(native, Launcher):
+        return partial(Launched, native)
+    return partial(Compiled, native)
 
 
 def _writes(

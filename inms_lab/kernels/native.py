@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import threading
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from inms_lab.kernels.build import library
 
@@ -31,9 +33,12 @@ class Native:
     ) -> torch.Tensor:
         """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N] in float32.
 
-        A row's bits do not depend on the number of rows.
+        A row's bits do not depend on the number of rows. What the kernel does not do (gradients,
+        other types) torch does.
         """
         columns, outputs = x.shape[-1], weight.shape[0]
+        if torch.is_grad_enabled() or not self._takes(x, weight, bias):
+            return functional.linear(x, weight, bias)
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], outputs)
         add = None if bias is None else bias.data_ptr()
@@ -42,6 +47,25 @@ class Native:
             *(x.numel() // columns, outputs, columns, torch.get_num_threads()),
         )
         return out
+
+    @staticmethod
+    def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Whether the kernel reads these; a shape that fits nowhere is torch's to refuse."""
+        parts = (x, weight) if bias is None else (x, weight, bias)
+        return (
+            all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parts)
+            and x.shape[-1] == weight.shape[1]
+            and weight.is_contiguous()
+            and (bias is None or bias.is_contiguous())
+        )
+
+    def readers(self, groups: int) -> int:
+        """Rows that read a tile in one piece of work, for this many query heads a kv head."""
+        return 32
+
+    def serves(self, head_dim: int) -> bool:
+        """Whether heads of this size can be read."""
+        return head_dim % LANES == 0
 
     def attend(self, plan: ctypes.Structure, layer: ctypes.Structure) -> None:
         """Write a layer's keys and values and read its tiles; see attention/compiled.py."""
@@ -57,13 +81,18 @@ class Native:
     def install(self, model: nn.Module) -> None:
         """Let every linear layer of `model` that can use the kernel."""
         for module in linears(model):
-            module.forward = partial(self.linear, module.weight, module.bias)  # type: ignore[method-assign]
+            module.forward = partial(self._forward, module._parameters)  # type: ignore[method-assign]
+
+    def _forward(self, held: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
+        """A linear layer's forward; the weights are those that it holds now."""
+        return self.linear(held["weight"], held["bias"], x)
 
 
 def uninstall(model: nn.Module) -> None:
     """Give every linear layer its own forward back."""
-    for module in linears(model):
-        module.__dict__.pop("forward", None)
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__dict__.pop("forward", None)
 
 
 def linears(model: nn.Module) -> list[nn.Linear]:

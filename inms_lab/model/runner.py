@@ -17,8 +17,10 @@ import torch
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from inms_lab.attention.batch import Batch, Span, build
-from inms_lab.errors import BadInput, ModelCorrupted, ModelRefused
-from inms_lab.kernels.native import LANES, Native, uninstall
+from inms_lab.errors import ModelCorrupted, ModelRefused
+from inms_lab.kernels.launcher import Launcher
+from inms_lab.kernels.native import Native, uninstall
+from inms_lab.model.compiling import kernels
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
@@ -118,7 +120,7 @@ class Runner:
         self.vocab_size = int(self.config.vocab_size)
         self.max_context, self.context_reason = context_limit(self.config)
         self.max_rows = unscaled_rows(self.config)  # of one forward; None: any number
-        self.native: Native | None = None  # the compiled kernels, once they are asked for
+        self.native: Native | Launcher | None = None  # compiled kernels, once they are asked for
         self.row_multiple = 16  # confirmed or raised by the probe of the admission
         self.bitwise = False  # set by the admission
         self.admission: Admission | None = None
@@ -150,11 +152,7 @@ class Runner:
 
     def compile(self) -> None:
         """Use the compiled kernels from now on. Raises `CompilerMissing`, or `BadInput`."""
-        if self.device.type != "cpu" or self.dtype != torch.float32:
-            raise BadInput(
-                f"compile=True is for float32 on the CPU, not {self.dtype} on {self.device}"
-            )
-        self.native = Native()
+        self.native = kernels(self.geometry, self.dtype, self.device)
         self.native.install(self.model)
 
     def report(self) -> str:
@@ -194,7 +192,9 @@ class Runner:
 
     def batch(self, spans: Sequence[Span], store: KVStore, tile: int) -> Batch:
         """These spans as one forward's batch, for `run`."""
-        native = self.native if self.geometry.head_dim % LANES == 0 else None
+        native = self.native
+        if native is not None and not native.serves(self.geometry.head_dim):
+            native = None
         heads = self.geometry.num_heads
         return build(spans, store, tile, heads, self.row_multiple, self.rotations, native)
 

@@ -1,0 +1,244 @@
+"""The Triton kernels, interpreted on the CPU (conftest.py asks for that) or on a GPU: equal to
+dense attention within a stated tolerance; who asks for them gets them, or hears why not.
+
+On a machine with a GPU: TRITON_INTERPRET=0 python -m pytest tests/test_triton.py
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import models
+import numpy as np
+import pytest
+import torch
+from layouts import Layout
+from placed import Place
+
+from inms_lab.attention import launched
+from inms_lab.attention.batch import Span, build
+from inms_lab.attention.launched import Launched, trial
+from inms_lab.attention.reads import TileRef
+from inms_lab.errors import CompilerMissing
+from inms_lab.kernels import launcher as launching
+from inms_lab.kernels.launcher import HEADER, ROWS, Launcher
+from inms_lab.model import compiling, from_model, probe, runner
+from inms_lab.model.runner import Geometry
+from inms_lab.store import KVStore
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None,
+    reason="Triton is not installed; it comes with CUDA builds of torch",
+)
+DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+# Of results of size 1: inputs and weights are rounded to the KV's own type, sums are in float32.
+OFF = {torch.float32: 1e-5, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Launcher:
+    return Launcher()
+
+
+def layout_of(seed: int, **more: Any) -> Layout:
+    return Layout(seed, **{"longest": 3, "device": DEVICE, **more})
+
+
+# against dense attention -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", OFF, ids=str)
+def test_attention_equals_dense_attention_for_random_layouts(
+    kernels: Launcher, dtype: torch.dtype
+) -> None:
+    for seed in range(12):
+        layout = layout_of(seed, dtype=dtype)
+        batch = layout.batch(layout.spans, kernels)
+        assert isinstance(batch.compiled, Launched)
+        q, k, v = layout.new(layout.spans)
+        out = batch.attend(1, q, k, v, 0.25)
+        assert out.dtype == dtype
+        assert layout.error(out, q, 1) < OFF[dtype], seed
+
+
+@pytest.mark.parametrize("heads", [(1, 1, 24), (2, 3, 40), (1, 20, 16), (1, 71, 16), (1, 2, 256)])
+def test_heads_of_any_size_and_number(kernels: Launcher, heads: tuple[int, int, int]) -> None:
+    layout = layout_of(1, heads=heads, agents=3)
+    q, k, v = layout.new(layout.spans)
+    assert layout.error(layout.batch(layout.spans, kernels).attend(0, q, k, v, 0.25), q, 0) < 1e-5
+
+
+def test_a_tile_that_many_rows_hold_is_read_in_several_pieces(kernels: Launcher) -> None:
+    layout = layout_of(2, agents=2 * ROWS + 3, longest=1, heads=(1, 1, 16))
+    batch = layout.batch(layout.spans, kernels)
+    q, k, v = layout.new(layout.spans)
+    assert layout.error(batch.attend(0, q, k, v, 0.25), q, 0) < 1e-5
+    assert isinstance(batch.compiled, Launched)
+    tiles = {(t.pool_id, t.slot) for span in layout.spans for t in span.tiles}
+    assert batch.compiled.num_work > len(tiles)
+
+
+def test_a_chunk_sees_itself_under_a_causal_mask(kernels: Launcher) -> None:
+    layout = layout_of(7, longest=None, agents=1, heads=(1, 2, 16))
+    assert len(layout.spans[0].tokens) > 20
+    q, k, v = layout.new(layout.spans)
+    assert layout.error(layout.batch(layout.spans, kernels).attend(0, q, k, v, 0.25), q, 0) < 1e-5
+
+
+def test_rows_that_read_nothing_give_zeros_and_numbers_to_others(kernels: Launcher) -> None:
+    layout = layout_of(3, agents=2)
+    nothing = Span(0, [1], [0], [], [], True)
+    q, k, v = (torch.cat((x[:1], x)) for x in layout.new(layout.spans))
+    out = layout.batch([nothing, *layout.spans], kernels).attend(0, q, k, v, 0.25)
+    assert not out[0].any()
+    assert layout.error(out[1:], q[1:], 0) < 1e-5
+    alone = layout.batch([nothing], kernels).attend(0, q[:1], k[:1], v[:1], 0.25)
+    assert alone.shape == q[:1].shape
+    assert not alone.any()
+
+
+def test_what_a_mask_hides_does_not_matter(kernels: Launcher) -> None:
+    """Slots behind what anybody sees are never read: not even what is no number shows."""
+    store = KVStore(1, 1, 16, device=DEVICE)
+    store.open("pool", 32)
+    store.regions["pool"].normal_()
+    spans = [Span(4, [1], [4], [("pool", 4)], [TileRef("pool", 0, 0, 5)], True)]
+    q, k, v = (torch.randn(1, 1, 16, device=DEVICE) for _ in range(3))
+    out = build(spans, store, 32, 1, 1, (), kernels).attend(0, q, k, v, 1.0)
+    store.regions["pool"][:, :, :, 5:] = torch.nan
+    same = build(spans, store, 32, 1, 1, (), kernels).attend(0, q, k, v, 1.0)
+    assert torch.equal(same, out)
+
+
+@pytest.mark.parametrize("size", [1e-3, 30.0])
+def test_large_and_small_scores_give_numbers(kernels: Launcher, size: float) -> None:
+    layout = layout_of(5)
+    q, k, v = layout.new(layout.spans)
+    out = layout.batch(layout.spans, kernels).attend(0, q * size, k, v, 0.25)
+    assert layout.error(out, q * size, 0) < 1e-5 * max(1.0, size)
+
+
+def test_strides_and_padding_are_taken_as_they_come(kernels: Launcher) -> None:
+    layout = layout_of(3)
+    q, k, v = layout.new(layout.spans)
+    plain = layout.batch(layout.spans, kernels).attend(0, q, k, v, 0.25)
+    for one, two in ((0, 1), (1, 2)):
+        odd = [x.transpose(one, two).contiguous().transpose(one, two) for x in (q, k, v)]
+        assert torch.equal(layout.batch(layout.spans, kernels).attend(0, *odd, 0.25), plain)
+    heads = layout.kv_heads * layout.groups
+    padded = build(layout.spans, layout.store, layout.tile, heads, 16, (), kernels)
+    wide = [torch.cat((x, torch.randn_like(x)[:1].expand(-len(q) % 16, -1, -1))) for x in (q, k, v)]
+    out = padded.attend(0, *wide, 0.25)
+    assert torch.equal(out[: len(q)], plain)
+    assert not out[len(q) :].any()
+
+
+def test_writes_are_those_of_the_plain_path(kernels: Launcher) -> None:
+    regions = []
+    for native in (kernels, None):
+        layout = layout_of(4, dtype=torch.float16)
+        layout.batch(layout.spans, native).attend(1, *layout.new(layout.spans), 0.25)
+        regions.append(layout.store.regions)
+    for pool, region in regions[0].items():
+        assert torch.equal(region, regions[1][pool])
+
+
+def test_the_header_names_every_array_of_a_layout(kernels: Launcher) -> None:
+    module = kernels._kernels
+    for place, name in enumerate(HEADER):
+        constant = getattr(module, name.upper())
+        assert getattr(constant, "value", constant) == place, name
+
+
+# models -----------------------------------------------------------------------------------------
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`compile=True` takes these kernels on any device."""
+
+    def chosen(geometry: Geometry, dtype: torch.dtype, device: torch.device) -> Launcher:
+        made = Launcher()
+        trial(made, (geometry.num_heads, geometry.num_kv_heads, geometry.head_dim), dtype, device)
+        return made
+
+    monkeypatch.setattr(runner, "kernels", chosen)
+
+
+def test_a_model_in_half_precision_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(monkeypatch)
+    model = models.mqa(num_hidden_layers=1).to(DEVICE, torch.bfloat16)
+    made = from_model(model, compile=True)
+    assert isinstance(made.native, Launcher)
+    assert made.admission is not None
+    assert made.admission.compiled
+    assert made.admission.max_logit_error <= made.admission.tolerance
+    assert not made.bitwise
+
+
+def test_a_model_in_float32_gives_the_logits_of_stock_transformers() -> None:
+    made = from_model(models.llama(num_hidden_layers=2).to(DEVICE))
+    made.native = Launcher()
+    packed, dense = probe.packed(made, 16), probe.dense(made)
+    assert (packed.first - dense[0]).abs().max() < 2e-4
+    assert (packed.second - dense[1]).abs().max() < 2e-4
+
+
+def test_a_fragment_is_read_at_several_shifts_as_by_the_plain_operators() -> None:
+    made = from_model(models.llama().to(DEVICE))
+    logits = []
+    for native in (None, Launcher()):
+        made.native = native
+        torch.manual_seed(0)
+        place = Place(made, 32 * 16)
+        (home,) = place.encode([5, 6, 7, 8, 9] * 5, 40)
+        readers = [place.reader([(home, at)], [11, 12, 13], at + len(home)) for at in (0, 40, 90)]
+        logits.append(place.read(*(place.span(reader) for reader in readers)).logits)
+    assert (logits[0] - logits[1]).abs().max() < 2e-4
+
+
+# who gets them ----------------------------------------------------------------------------------
+
+
+def test_a_model_on_cuda_gets_these_kernels_once_they_were_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(compiling, "trial", lambda *args: tried.append(args[1:]))
+    for dtype in OFF:
+        made = compiling.kernels(Geometry(2, 6, 3, 64), dtype, torch.device("cuda"))
+        assert isinstance(made, Launcher)
+        assert tried.pop() == ((6, 3, 64), dtype, torch.device("cuda"))
+
+
+def test_without_triton_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'triton'")
+
+    monkeypatch.setattr(launching, "import_module", missing)
+    with pytest.raises(CompilerMissing, match="pip install triton"):
+        Launcher()
+
+
+def test_kernels_that_cannot_be_built_or_are_wrong_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, kernels: Launcher
+) -> None:
+    heads, device = (4, 2, 16), torch.device(DEVICE)
+    trial(kernels, heads, torch.float32, device)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("Failed to find C compiler.\nmore")
+
+    broken_launcher = SimpleNamespace(readers=kernels.readers, write=broken)
+    with pytest.raises(CompilerMissing, match=r"RuntimeError: Failed to find C compiler\.\)"):
+        trial(broken_launcher, heads, torch.float32, device)  # type: ignore[arg-type]
+    plain = launched.packed
+
+    def blind(arrays: dict[str, np.ndarray]) -> np.ndarray:
+        return plain({**arrays, "reader_seen": np.minimum(arrays["reader_seen"], 3)})
+
+    monkeypatch.setattr(launched, "packed", blind)
+    with pytest.raises(CompilerMissing, match="off plain attention"):
+        trial(kernels, heads, torch.float32, device)
