@@ -2,8 +2,8 @@
 
 In headless Chromium, on synthetic logs (big_log.py): first paint of a large pool, redraws of a
 million blocks, redraws while events arrive, seeks in a long log, the time to open it. In Python:
-what the publisher takes of a run, with and without a view in turns, and how long after the last
-event the last message was out. Sizes of the browser code and of the exported demo. Loopback only.
+what the publisher takes of a run, as `inms-lab bench view` prints it. Sizes of the browser code
+and of the exported demo. Loopback only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ import json
 import os
 import platform
 import random
-import statistics
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +25,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SEED = 0
-STEP_SECONDS = 0.005  # of a paced run, asleep, as if a device computed
 VIEWPORT = {"width": 1280, "height": 1000}
 
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -36,10 +33,10 @@ import browser  # noqa: E402
 from big_log import BigLog  # noqa: E402
 
 from inms_lab import scenario  # noqa: E402
+from inms_lab.bench.view import STEP_SECONDS  # noqa: E402
+from inms_lab.bench.view import measure as publishing  # noqa: E402
 from inms_lab.config import Config  # noqa: E402
 from inms_lab.demo import run_demo  # noqa: E402
-from inms_lab.lab import Lab  # noqa: E402
-from inms_lab.model.forward import DryModel  # noqa: E402
 from inms_lab.standin import dry_model  # noqa: E402
 from inms_widgets import View, esm  # noqa: E402
 from inms_widgets.export import page as exported  # noqa: E402
@@ -229,77 +226,7 @@ def pictures(quick: bool) -> dict[str, Any]:
     return out
 
 
-# --- the publisher -----------------------------------------------------------------------------
-
-
-class Paced(DryModel):
-    """A model whose step takes its time, as a real one's does, and leaves the processor alone."""
-
-    def forward(self, *args: Any, **options: Any) -> Any:
-        """Nothing, later."""
-        time.sleep(STEP_SECONDS)
-        return super().forward(*args, **options)
-
-
-def run(model: DryModel, tokens: int, viewed: bool) -> dict[str, float]:
-    """A run of four agents behind a prompt; with a view that takes every message and says so."""
-    with Lab(model, config=Config(16, 16, 512, 1 << 15, *[1 << 24] * 3)) as lab:
-        lab.preload(list(range(200)), progress=False)
-        view = View(lab) if viewed else None
-        if view is not None:
-            attend(view)
-
-        async def program(me: Any) -> None:
-            me.read([len(me.name)] * 60, role=None)
-            await me.write(tokens, role=None, stop=False)
-
-        agents = [lab.agent(f"agent {n}") for n in range(4)]
-        started = time.perf_counter()
-        lab.start(dict.fromkeys(agents, program))
-        lab.run_to(None)
-        seconds, out = time.perf_counter() - started, {}
-        if view is not None:
-            end, pump = time.perf_counter(), view.publisher
-            busy = pump.seconds
-            while pump.feed.is_behind(pump.position):
-                time.sleep(0.001)
-            out = {"share": busy / seconds, "lag": time.perf_counter() - end}
-            out["messages"] = pump.num_sent
-            view.close()
-        return {"seconds": seconds, "events": len(lab.log), **out}
-
-
-def attend(view: View) -> None:
-    """Somebody looks at it: what is sent is made into bytes as for a socket, and acknowledged."""
-    pump = view.publisher
-
-    def send(content: dict[str, Any], buffers: list[bytes]) -> None:
-        len(json.dumps(content)) + sum(map(len, buffers))
-        have = content.get("from", 0) + pump.position.events
-        pump.receive({"kind": "ack", "number": content.get("number"), "have": have})
-
-    pump.send = send
-
-
-def publishing(model: DryModel, tokens: int, pairs: int) -> dict[str, Any]:
-    """Runs with and without a view, in turns."""
-    run(model, tokens // 4, True)  # the first is not like the others
-    done = []
-    for number in range(pairs):
-        order = (True, False) if number % 2 else (False, True)
-        both = {viewed: run(model, tokens, viewed) for viewed in order}
-        done.append((both[True], both[False]))
-    ratios = [one["seconds"] / other["seconds"] for one, other in done]
-    return {
-        "pairs": pairs,
-        "seconds": statistics.median(other["seconds"] for _, other in done),
-        "events": done[0][0]["events"],
-        "ratio": statistics.median(ratios),
-        "ratios": sorted(round(ratio, 3) for ratio in ratios),
-        "share": statistics.median(one["share"] for one, _ in done),
-        "messages": statistics.median(one["messages"] for one, _ in done),
-        "lag_ms": 1000 * max(one["lag"] for one, _ in done),
-    }
+# --- in Python --------------------------------------------------------------------------------
 
 
 def sizes() -> dict[str, int]:
@@ -352,10 +279,10 @@ def rows(found: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "heap with it", f"{view['heap_mb']:.0f} MB", ""
     for name, label in (("bare", "no model"), ("paced", f"{1000 * STEP_SECONDS:.0f} ms a step")):
         part = found["publisher"][name]
-        words = f"{part['ratio']:.3f} ({part['pairs']} pairs, {part['ratios'][0]}-"
-        words += f"{part['ratios'][-1]})"
+        spread = part["view_ratio_spread"]
+        words = f"{part['view_ratio']:.3f} ({spread['min']}-{spread['max']})"
         yield f"run with / without a view, {label}", words, "< 1.05"
-        yield "  the publisher's thread", f"{part['share']:.1%} of the run", "< 5 %"
+        yield "  the publisher's thread", f"{part['publisher_share']:.1%} of the run", "< 5 %"
         yield "  last message after the last event", f"{part['lag_ms']:.0f} ms", "< 500 ms"
     size = found["sizes"]
     yield "browser code, block map", f"{size['esm_map'] / 1000:.1f} kB", "< 60 kB"
@@ -374,10 +301,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "quick": quick,
     }
     found["sizes"] = sizes()
-    found["publisher"] = {
-        "bare": publishing(DryModel(1000, 1 << 15, 64), tokens, pairs),
-        "paced": publishing(Paced(1000, 1 << 15, 64), tokens // 4, pairs),
-    }
+    found["publisher"] = publishing(View, tokens, pairs)
     found["pictures"] = pictures(quick)
     return found
 

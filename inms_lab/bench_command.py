@@ -9,22 +9,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inms_lab.errors import BadInput
+from inms_lab.sizes import parse_tokens
+
+if TYPE_CHECKING:
+    from inms_lab.model.runner import Runner
 
 app = typer.Typer(help="Measure this machine: one command a question.", no_args_is_help=True)
 
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Seed = Annotated[int, typer.Option(help="of whatever is drawn")]
 Repeat = Annotated[int, typer.Option(help="measure so many times; the median counts")]
-
-
-@app.callback()
-def bench() -> None:
-    """Keeps the name of a single measurement part of the command."""
+Model = Annotated[str, typer.Option(help="name, folder or hub id")]
+Compiled = Annotated[bool, typer.Option("--compile/--no-compile", help="use compiled kernels")]
+Shared = Annotated[int, typer.Option(help="tokens that all contexts begin with")]
+Own = Annotated[int, typer.Option(help="tokens of each agent's own")]
+Agents = Annotated[int, typer.Option(help="number of agents")]
+Quick = Annotated[bool, typer.Option(help="draw the contexts' KV at random, do not compute it")]
+DEFAULT = "smollm2-135m"
 
 
 @app.command()
@@ -44,12 +50,140 @@ def bookkeeping(
     def measured() -> dict[str, Any]:
         return measure(trace, capacity, repeat, share_tools)
 
-    _show("bookkeeping", measured, (as_json, seed, repeat))
+    show("bookkeeping", measured, (as_json, seed, repeat))
 
 
-def _show(
-    name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]
+@app.command()
+def decode(
+    shared: Shared = 4096,
+    own: Own = 1024,
+    agents: Agents = 8,
+    tokens: Annotated[int, typer.Option(help="tokens that each agent writes in a round")] = 32,
+    compile: Compiled = True,
+    quick: Quick = False,
+    model: Model = DEFAULT,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 3,
 ) -> None:
+    """How fast agents write at once behind a shared prefix, and what a step reads."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.contexts import Work
+        from inms_lab.bench.decode import measure
+
+        work = Work(shared, own, agents, seed=seed, drawn=quick)
+        return measure(_runner(model, compile), work, tokens, repeat)
+
+    show("decode", measured, (as_json, seed, repeat))
+
+
+@app.command()
+def ttft(
+    shared: Shared = 1024,
+    own: Own = 256,
+    compile: Compiled = True,
+    model: Model = DEFAULT,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 3,
+) -> None:
+    """Time to first token: the first agent, the next, and one with the shared text elsewhere."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.contexts import Work
+        from inms_lab.bench.ttft import measure
+
+        return measure(_runner(model, compile), Work(shared, own, 1, seed=seed), repeat)
+
+    show("ttft", measured, (as_json, seed, repeat))
+
+
+@app.command()
+def growth(
+    shared: Shared = 4096,
+    own: Own = 256,
+    agents: Annotated[str, typer.Option(help="numbers of agents")] = "1,2,4,8,16,32,64",
+    contexts: Annotated[str, typer.Option(help="lengths, of 8 agents")] = "1k,2k,4k,8k",
+    compile: Compiled = True,
+    model: Model = DEFAULT,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 3,
+) -> None:
+    """What one agent more costs: step time, bytes, and the process' memory; contexts are drawn."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.contexts import Work
+        from inms_lab.bench.growth import measure
+
+        work, sizes = Work(shared, own, 8, seed=seed), (_numbers(agents), _numbers(contexts))
+        return measure(_runner(model, compile), work, *sizes, repeat)
+
+    show("growth", measured, (as_json, seed, repeat))
+
+
+@app.command()
+def crossover(
+    shared: Annotated[str, typer.Option(help="shared lengths")] = "64,256,512,1k,2k,4k",
+    own: Own = 256,
+    agents: Annotated[str, typer.Option(help="numbers of agents")] = "1,2,4,8",
+    compile: Compiled = True,
+    model: Model = DEFAULT,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 5,
+) -> None:
+    """From where on reading shared tiles together is faster than each on its own."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.contexts import Work
+        from inms_lab.bench.crossover import measure
+
+        lengths, counts = _numbers(shared), _numbers(agents)
+        work = Work(lengths[-1], own, counts[-1], seed=seed)
+        return measure(_runner(model, compile), work, lengths, counts, repeat)
+
+    show("crossover", measured, (as_json, seed, repeat))
+
+
+@app.command()
+def gap(
+    shared: Shared = 1024,
+    own: Own = 256,
+    agents: Annotated[int, typer.Option(help="agents that write")] = 7,
+    read: Annotated[int, typer.Option(help="tokens that one more agent reads")] = 4096,
+    budgets: Annotated[str, typer.Option(help="prefill budgets of a step")] = "512,128,32",
+    compile: Compiled = True,
+    model: Model = DEFAULT,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 1,
+) -> None:
+    """How long writers wait between two tokens while one agent more reads a long text."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.contexts import Work
+        from inms_lab.bench.gap import measure
+
+        work = Work(shared, own, agents, seed=seed)
+        return measure(_runner(model, compile), work, read, _numbers(budgets), repeat)
+
+    show("gap", measured, (as_json, seed, repeat))
+
+
+def _runner(model: str, compile: bool) -> Runner:
+    from inms_lab.model import load
+
+    return load(model, compile=compile)
+
+
+def _numbers(text: str) -> list[int]:
+    """`1,2,4k` as whole numbers."""
+    return [parse_tokens(part) for part in text.split(",")]
+
+
+def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]) -> None:
     """Measure, then print the result behind its header."""
     from inms_lab.bench.header import header
 
@@ -61,5 +195,17 @@ def _show(
         print(json.dumps(result))
         return
     for key, value in result.items():
+        if isinstance(value, list):
+            print(f"{key:>22}")
+            _table(value)
+            continue
         text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
         print(f"{key:>22}  {text}")
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    """Rows with the same names, one below the other."""
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
