@@ -176,6 +176,24 @@ MUTATIONS = {
         "Answer(min(range(len(scores))",
         "08",
     ),
+    "a shared tile is read for each reader": (
+        "attention/reads.py",
+        "if first >= tile.first + tile.length - 1:",
+        "if False:",
+        "09",
+    ),
+    "two empty states give no number": (
+        "attention/tiles.py",
+        "top = torch.maximum(lse_a, lse_b).clamp_min(LOWEST)",
+        "top = torch.maximum(lse_a, lse_b)",
+        "09",
+    ),
+    "a merge weighs one piece by the other": (
+        "attention/tiles.py",
+        "a, b = torch.exp(lse_a - top), torch.exp(lse_b - top)",
+        "b, a = torch.exp(lse_a - top), torch.exp(lse_b - top)",
+        "09",
+    ),
 }
 
 
@@ -226,7 +244,7 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08"])
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08", "09"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
     """So that what turns red above does so for the mutation's sake."""
     package = tmp_path / "inms_lab"

@@ -64,6 +64,7 @@ EXERCISES = {
         Exercise("turn", "06", 15, "medium", "turning:turn"),
         Exercise("afresh", "07", 20, "hard", "afresh:afresh", seconds=90.0),
         Exercise("stages", "08", 15, "medium", "choosing:best_stage"),
+        Exercise("merge", "09", 15, "medium", "merging:merge_states"),
     )
 }
 
