@@ -79,6 +79,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     own, other = spread(mine[1:]), spread(theirs[1:])
     return {
         "bench": "bookkeeping_peer",
+        "command": f"python benchmarks/bookkeeping_peer.py --trace {options.trace.name}"
+        f" --capacity {options.capacity} --rounds {options.rounds}",
         "machine": machine(),
         "trace": options.trace.name,
         "blocks": ours.num_blocks,

@@ -65,14 +65,14 @@ class Pool(Sheets):
         """free -> held, pending: the head of the free queue only."""
         if self.next_free(len(blocks)) != blocks:
             raise PlanInvalid(f"blocks of {self.spec.pool_id} that do not head the free queue")
-        free, refs, labels, pending = self.free, self.refs, self.labels, self.pending
+        free, pending, promised = self.free, self.pending, self.promised
         for block in blocks:
             del free[block]
-        refs.update(dict.fromkeys(blocks, 1))
-        labels.update(dict.fromkeys(blocks, label))
+        self.refs.update(dict.fromkeys(blocks, 1))
+        self.labels.update(dict.fromkeys(blocks, label))
         for block, key in zip(blocks, keys, strict=False):
             if key and key not in pending:
-                pending[key], self.promised[block] = block, key
+                pending[key], promised[block] = block, key
 
     def share(self, blocks: Blocks) -> None:
         """cached -> held, or one holder more."""
@@ -114,12 +114,13 @@ class Pool(Sheets):
 
     def publish(self, blocks: Blocks, keys: Keys, texts: Iterable[bytes]) -> None:
         """Held blocks that are fully written become findable, each under its key."""
-        refs, known, promised, index = self.refs, self.keys, self.promised, self.index
+        refs, known, index = self.refs, self.keys, self.index
+        promised, pending = self.promised, self.pending
         for block, key in zip(blocks, keys, strict=True):
             if block not in refs or block in known:
                 raise PlanInvalid(f"block {block} of {self.spec.pool_id} cannot be published")
             if block in promised:
-                del self.pending[promised.pop(block)]
+                del pending[promised.pop(block)]
             known[block] = key
             index[key] = (*index[key], block) if key in index else (block,)
         self.tokens.update(zip(blocks, texts, strict=True))

@@ -1,4 +1,4 @@
-"""What must hold before an event may enter the books: one function per event, asked by `apply`.
+"""What must hold before an event may enter the books: one function per event.
 
 A plan is tried against these on an overlay before any of it is applied, so an edited plan cannot
 bypass a rule. Check numbers are those of the table in ARCHITECTURE.md. Nothing is changed here.

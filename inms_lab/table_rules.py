@@ -112,10 +112,10 @@ def evicted(books: Ledger, e: Evicted) -> None:
     require(len({*e.blocks}) == len(e.blocks), "a block is evicted once")
     left = copies_left(pool, e.keys)
     require(e.remaining == left, f"the copies that remain are {left}")
-    for block in e.blocks:
-        if block not in pool.cached:
-            overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
-            require(overwritten, f"block {block} is no victim")
+    cached = pool.cached
+    for block in [block for block in e.blocks if block not in cached]:
+        overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
+        require(overwritten, f"block {block} is no victim")
     each(e.blocks, pool.keys, e.keys, "another identity")
 
 
@@ -133,9 +133,11 @@ def let_go(books: Ledger, e: Freed | Aborted) -> None:
 def where(books: Ledger, e: Any) -> tuple[Sequence, Segment, Pool]:
     """The holder, segment and pool that an event names."""
     seq = books.sequences[e.seq_id]
-    require(0 <= e.segment < len(seq.segments), f"holder {e.seq_id} has no such segment")
+    if not 0 <= e.segment < len(seq.segments):
+        raise PlanInvalid(f"holder {e.seq_id} has no such segment")
     segment = seq.segments[e.segment]
-    require(segment.pool_id == e.pool_id, f"segment {e.segment} is not in {e.pool_id}")
+    if segment.pool_id != e.pool_id:
+        raise PlanInvalid(f"segment {e.segment} is not in {e.pool_id}")
     return seq, segment, books.pools[e.pool_id]
 
 
@@ -180,4 +182,5 @@ def _is_whole(segment: Segment, length: int) -> bool:
 
 def _fits(segment: Segment, count: int, length: int) -> None:
     blocks = -(-length // segment.block_size)
-    require(len(segment.blocks) + count == blocks, f"{length} slots are {blocks} blocks")
+    if len(segment.blocks) + count != blocks:
+        raise PlanInvalid(f"{length} slots are {blocks} blocks")
