@@ -125,14 +125,14 @@ def growth(
 
 @app.command()
 def crossover(
-    shared: Annotated[str, typer.Option(help="shared lengths")] = "64,256,512,1k,2k,4k",
+    shared: Annotated[str, typer.Option(help="shared lengths")] = "64,256,1k,4k",
     own: Own = 256,
-    agents: Annotated[str, typer.Option(help="numbers of agents")] = "1,2,4,8",
+    agents: Annotated[str, typer.Option(help="numbers of agents")] = "2,4,8",
     compile: Compiled = True,
     model: Model = DEFAULT,
     as_json: AsJson = False,
     seed: Seed = 0,
-    repeat: Repeat = 5,
+    repeat: Repeat = 3,
 ) -> None:
     """From where on reading shared tiles together is faster than each on its own."""
 
@@ -172,6 +172,25 @@ def gap(
     show("gap", measured, (as_json, seed, repeat))
 
 
+@app.command()
+def placement(
+    agents: Agents = 8,
+    tokens: Annotated[int, typer.Option(help="tokens of each context")] = 1024,
+    block: Annotated[int, typer.Option(help="tokens of a block")] = 16,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 5,
+) -> None:
+    """What it costs that a context's blocks do not lie together."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.placement import measure
+
+        return measure(agents, tokens, block, seed, repeat)
+
+    show("placement", measured, (as_json, seed, repeat))
+
+
 def _runner(model: str, compile: bool) -> Runner:
     from inms_lab.model import load
 
@@ -195,12 +214,20 @@ def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool,
         print(json.dumps(result))
         return
     for key, value in result.items():
-        if isinstance(value, list):
-            print(f"{key:>22}")
-            _table(value)
-            continue
-        text = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"{key:>22}  {text}")
+        _lines(key, value)
+
+
+def _lines(name: str, value: Any) -> None:
+    """A value behind its name; what is nested deeper has lines of its own."""
+    if isinstance(value, list):
+        print(f"{name:>22}")
+        _table(value)
+    elif isinstance(value, dict) and any(isinstance(part, dict) for part in value.values()):
+        for key, part in value.items():
+            _lines(f"{name} {key}", part)
+    else:
+        flat = isinstance(value, dict)
+        print(f"{name:>22}  {', '.join(f'{k} {v}' for k, v in value.items()) if flat else value}")
 
 
 def _table(rows: list[dict[str, Any]]) -> None:

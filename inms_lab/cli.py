@@ -207,10 +207,10 @@ def labs(
 
 @bench_command.app.command("view")
 def bench_view(
-    tokens: Annotated[int, typer.Option(help="tokens that each agent writes")] = 1500,
+    tokens: Annotated[int, typer.Option(help="tokens that each agent writes")] = 1000,
     as_json: bench_command.AsJson = False,
     seed: bench_command.Seed = 0,
-    repeat: bench_command.Repeat = 7,
+    repeat: bench_command.Repeat = 5,
 ) -> None:
     """What the log and a live view cost a run, without weights and without a browser."""
     from inms_lab.bench.view import measure

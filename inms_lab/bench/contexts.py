@@ -27,6 +27,7 @@ from inms_lab.outcome import StepReport
 from inms_lab.store import KVStore, runs
 from inms_lab.usage import held_bytes
 
+NOISE = 64  # slots that are drawn; what is longer repeats them
 WARM_UP = 3  # steps of a round that its median does not count
 
 
@@ -81,7 +82,9 @@ class Drawn:
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self.runner, self.drawing = runner, False
         self.spans: Sequence[Span] = ()  # of the last forward
-        self._random = torch.Generator().manual_seed(seed)
+        two, layers, heads, dim = runner.new_store().shape
+        make = torch.Generator().manual_seed(seed)
+        self._noise = torch.randn(two, layers, heads, NOISE, dim, generator=make)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.runner, name)
@@ -96,10 +99,11 @@ class Drawn:
         for span in spans:
             for pool_id in {pool_id for pool_id, _ in span.slots}:
                 slots = sorted(slot for pool, slot in span.slots if pool == pool_id)
+                region = store.regions[pool_id]
                 for first, count in runs(slots):
-                    part = store.regions[pool_id][:, :, :, first : first + count]
-                    noise = torch.randn(part.shape, generator=self._random)
-                    part.copy_(noise)
+                    for at in range(first, first + count, NOISE):
+                        part = region[:, :, :, at : min(at + NOISE, first + count)]
+                        part.copy_(self._noise[:, :, :, : part.shape[3]])
         return torch.zeros(sum(span.wants_logits for span in spans), self.runner.vocab_size)
 
 

@@ -5,6 +5,7 @@ Contexts are drawn. Memory is the process' peak while agents write, against what
 
 from __future__ import annotations
 
+import gc
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ def measure(
 
 def one(runner: Runner, work: Work, repeat: int) -> Row:
     """One lab: its median step, its bytes, its memory."""
+    gc.collect()  # labs of before
     with Contexts(runner, work) as lab:
         lab.write(1)
         reset_peak()
