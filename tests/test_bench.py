@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from inms_lab.attention.batch import Batch, Span, TileRef
-from inms_lab.bench import contexts, crossover, decode, gap, growth, parts, ttft, view
+from inms_lab.bench import contexts, crossover, decode, gap, growth, parts, placement, ttft, view
 from inms_lab.bench.contexts import WARM_UP, Contexts, Steps, Work, cut, room_for
 from inms_lab.errors import BadInput
 from inms_lab.kernels.build import compiler
@@ -277,6 +277,18 @@ def test_a_view_is_compared_with_none() -> None:
     assert found["paced"]["seconds"] >= 5 * view.STEP_SECONDS
 
 
+def test_placement_moves_blocks_and_nothing_else() -> None:
+    assert placement.blocks_of("by turns", 2, 3, 0) == [[0, 2, 4], [1, 3, 5]]
+    for order in placement.ORDERS:
+        placed = placement.blocks_of(order, 3, 4, 0)
+        assert sorted(block for blocks in placed for block in blocks) == list(range(12))
+    spans = [placement.span_of(b, 16, 64) for b in placement.blocks_of("by turns", 2, 8, 0)]
+    assert parts.slots_seen(spans) == (256, 256)
+    found = placement.measure(2, 64, 16, 0, 1)
+    for name in found["ms"]:
+        assert found["ratio"][name].keys() == {"by turns", "shuffled"}
+
+
 # the command ------------------------------------------------------------------------------------
 
 
@@ -297,8 +309,11 @@ def test_rows_are_printed_below_each_other(capsys: pytest.CaptureFixture[str]) -
     from inms_lab.bench_command import show
 
     rows = [{"agents": 1, "step_ms": 2.5}, {"agents": 16, "step_ms": 10.25}]
-    show("growth", lambda: {"own": 3, "by_agents": rows}, (False, 0, 1))
-    assert capsys.readouterr().out.splitlines()[-4:] == [
+    spread = {"ms": 3, "spread": {"min": 1, "max": 4}}
+    show("growth", lambda: {"own": spread, "by_agents": rows}, (False, 0, 1))
+    assert capsys.readouterr().out.splitlines()[-6:] == [
+        "                own ms  3",
+        "            own spread  min 1, max 4",
         "             by_agents",
         "agents  step_ms",
         "     1      2.5",
