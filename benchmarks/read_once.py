@@ -1,6 +1,6 @@
 """One layer of a decode step, for readers that share a text and for readers with a copy each.
 
-    python benchmarks/read_once.py [--readers 1 2 4 8 16] [--repeat 7] [--threads 1] [--json FILE]
+    python benchmarks/read_once.py [--readers 1 2 4 8 16] [--repeat 21] [--threads 1] [--json FILE]
 
 The contexts are those of lab 09: 512 tokens of prompt, 4096 of a shared text, 2048 of the reader's
 own; sizes of SmolLM2-135M, numbers made up. Timed are a layer's attention, by torch's operators and
@@ -38,7 +38,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--readers", type=int, nargs="+", default=[1, 2, 4, 8, 16])
-    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--repeat", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()

@@ -76,6 +76,13 @@ def test_each_reader_has_kv_of_its_own_text_and_layers_differ() -> None:
     assert all(taken > 0 for taken in milliseconds([step, team.step(1)], repeat=2))
 
 
+def test_what_the_lab_says_to_try() -> None:
+    lengths = Lengths(512, 4096, 256)
+    once, copied = (Readers(mode, lengths=lengths).step() for mode in ("inms", "independent"))
+    assert once.bytes == A_TOKEN * (512 + 4096 + 8 * 256)
+    assert copied.bytes == A_TOKEN * 8 * (512 + 4096 + 256)
+
+
 def test_the_full_size_is_the_lab_s() -> None:
     """82 MB become 32."""
     lengths = Lengths()
@@ -191,7 +198,7 @@ def test_the_stub_is_section_4_and_stops_at_several_queries() -> None:
     wrong = wrong_of(stub)
     assert wrong.where == "4 queries at once"
     assert wrong.came.startswith("RuntimeError: The size of tensor a (64)")
-    assert wrong.hint == "out is [4, 64] here and lse [4]: give the weights one more: w[..., None]"
+    assert wrong.hint == "out is [4, 64] here, lse [4]; w[..., None] has one dimension more than w"
 
 
 ONE = "one query, pieces of 40 and 24 tokens"

@@ -189,7 +189,7 @@ def _same(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def _shapes(case: Case) -> str:
     out, lse = ([*part.shape] for part in case.a)
-    return f"out is {out} here and lse {lse}: give the weights one more: w[..., None]"
+    return f"out is {out} here, lse {lse}; w[..., None] has one dimension more than w"
 
 
 def _said(value: object) -> str:
