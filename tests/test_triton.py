@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -151,6 +154,42 @@ def test_the_header_names_every_array_of_a_layout(kernels: Launcher) -> None:
     for place, name in enumerate(HEADER):
         constant = getattr(module, name.upper())
         assert getattr(constant, "value", constant) == place, name
+
+
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("ahead.py")
+    settings = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=os.environ | settings, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 9
+
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks/gpu.sh"
+
+
+def script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """benchmarks/gpu.sh with this Python."""
+    settings = {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    command = ["bash", str(SCRIPT), *arguments]
+    return subprocess.run(command, env=os.environ | settings, capture_output=True, text=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_the_script_for_gpus_says_that_there_is_none() -> None:
+    done = script()
+    assert done.returncode == 2
+    assert "no GPU here, so the CUDA path was not run" in done.stderr
+    assert not done.stdout
+
+
+@pytest.mark.slow
+def test_the_script_for_gpus_runs_dry() -> None:
+    done = script("--dry")
+    assert done.returncode == 0, done.stderr
+    assert "all checks passed" in done.stdout
+    assert "decode, compiled, shared: " in done.stdout
 
 
 # models -----------------------------------------------------------------------------------------

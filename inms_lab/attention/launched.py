@@ -36,7 +36,7 @@ class Launched:
         sizes = np.diff(arrays["work"][:, 1:]).reshape(-1)
         self.num_work, self.num_writes = len(arrays["work"]), arrays["write_row"].size
         self.num_readers = arrays["reader_row"].size
-        self.most = int(sizes.max(initial=1)), int(arrays["reader_seen"].max(initial=1))
+        self.most = int(sizes.max(initial=1))
         self.plan = torch.from_numpy(packed(arrays)).to(store.device)  # one transfer a step
         self.states: tuple[torch.Tensor, torch.Tensor] | None = None
 

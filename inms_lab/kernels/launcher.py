@@ -59,15 +59,15 @@ class Launcher:
             return
         _, layers, kv_heads, _, dim = kv.shape
         self._kernels.write[num_writes, kv_heads](
-            *(plan, k, v, kv, layer, *k.stride()[:2], *v.stride()[:2]),
-            *(layers, kv_heads, dim, _power(dim)),
+            *(plan, k, v, kv, layer, layers, *k.stride()[:2], *v.stride()[:2]),
+            *(kv_heads, dim, _power(dim)),
         )
 
     def read(
         self,
         plan: torch.Tensor,
         num_work: int,
-        most: tuple[int, int],
+        most: int,
         kv: torch.Tensor,
         layer: int,
         q: torch.Tensor,
@@ -76,19 +76,17 @@ class Launcher:
         lse: torch.Tensor,
     ) -> None:
         """The states of all (row, tile) pairs from q [T', H, D]: out [readers, H, D], lse
-        [readers, H] in float32. `most`: readers of a piece of work, and tokens of a tile."""
+        [readers, H] in float32. `most`: readers of a piece of work."""
         if not num_work:
             return
         _, layers, kv_heads, _, dim = kv.shape
         groups, wide = q.shape[1] // kv_heads, kv.dtype == torch.float32
         # float32 is not rounded; half precision has no such choice.
         precision = "ieee" if wide else "widened" if self._kernels.INTERPRETED else "tf32"
-        rows = max(16, _power(most[0] * groups))
-        tokens = max(16, min(_power(most[1]), 32 if wide else 64))
+        rows = max(16, _power(most * groups))
         self._kernels.read[num_work, kv_heads](
-            *(plan, q, kv, out, lse, layer, scale, *q.stride()[:2]),
-            *(layers, kv_heads, groups, dim, max(16, _power(dim)), rows, tokens),
-            precision,
+            *(plan, q, kv, out, lse, layer, layers, scale, *q.stride()[:2]),
+            *(kv_heads, groups, dim, max(16, _power(dim)), rows, 32 if wide else 64, precision),
             num_stages=2,
         )
 

@@ -35,13 +35,12 @@ def _array(plan, place):
 
 @triton.jit
 def _region(
-    plan, kv, pool, layer, head,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
+    plan, kv, pool, layer, layers, head, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Where a pool's keys of this layer and kv head begin, and how far behind its values do."""
     slots = tl.load(_array(plan, POOL_SLOTS) + pool)
     at = tl.load(_array(plan, POOL_AT) + pool) + (layer * KV_HEADS + head) * slots * DIM
-    behind = slots * (LAYERS * KV_HEADS * DIM)
+    behind = slots * layers * (KV_HEADS * DIM)
     if DIM % 16 == 0:  # regions begin at wide addresses: whole vectors can be loaded
         at, behind = tl.multiple_of(at, 16), tl.multiple_of(behind, 16)
     return kv + at, behind
@@ -56,10 +55,10 @@ def _product(a, b, PRECISION: tl.constexpr):
     return tl.dot(a, b, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "layers"])
 def write(
-    plan, k, v, kv, layer, k_row, k_head, v_row, v_head,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    plan, k, v, kv, layer, layers, k_row, k_head, v_row, v_head,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The key and value of one row and kv head go into their slot."""
     at, head = tl.program_id(0), tl.program_id(1)
@@ -68,7 +67,7 @@ def write(
     row = tl.load(_array(plan, WRITE_ROW) + at)
     pool = tl.load(_array(plan, WRITE_POOL) + at)
     slot = tl.load(_array(plan, WRITE_SLOT) + at)
-    keys, behind = _region(plan, kv, pool, layer, head, LAYERS, KV_HEADS, DIM)
+    keys, behind = _region(plan, kv, pool, layer, layers, head, KV_HEADS, DIM)
     d = tl.arange(0, BLOCK_D)
     key = tl.load(k + row * k_row + head * k_head + d, mask=d < DIM)
     value = tl.load(v + row * v_row + head * v_head + d, mask=d < DIM)
@@ -76,10 +75,10 @@ def write(
     tl.store(keys + behind + slot * DIM + d, value, mask=d < DIM)
 
 
-@triton.jit(do_not_specialize=["layer"])
+@triton.jit(do_not_specialize=["layer", "layers"])
 def read(
-    plan, q, kv, out, lse, layer, scale, q_row, q_head,
-    LAYERS: tl.constexpr, KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
+    plan, q, kv, out, lse, layer, layers, scale, q_row, q_head,
+    KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -99,7 +98,7 @@ def read(
     pool = tl.load(_array(plan, TILE_POOL) + tile)
     step = tl.load(_array(plan, TILE_STEP) + tile)
     stretches = _array(plan, STRETCHES) + tl.load(_array(plan, TILE_STRETCH) + tile)
-    keys, behind = _region(plan, kv, pool, layer, h, LAYERS, KV_HEADS, DIM)
+    keys, behind = _region(plan, kv, pool, layer, layers, h, KV_HEADS, DIM)
     top = tl.full([BLOCK_ROWS], LOWEST, tl.float32)
     total = tl.zeros([BLOCK_ROWS], tl.float32)
     sums = tl.zeros([BLOCK_ROWS, BLOCK_D], tl.float32)
