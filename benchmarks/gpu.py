@@ -29,6 +29,7 @@ from inms_lab.bench.contexts import WARM_UP, Contexts, Work, room_for
 from inms_lab.bench.header import machine, spread
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.model import from_model, runner
+from inms_lab.model.capture import Graphs, on_cuda
 from inms_lab.model.runner import Geometry, Runner, load_model
 from inms_lab.model.source import default_folder
 
@@ -81,12 +82,12 @@ def default_model(device: str) -> tuple[str, Any]:
     return "random weights", LlamaForCausalLM(config).to(device, torch.bfloat16)
 
 
-def decode(plain: Runner, compiled: Runner, work: Work, tokens: int, repeat: int) -> dict[str, Any]:
+def decode(runners: dict[str, Runner], work: Work, tokens: int, repeat: int) -> dict[str, Any]:
     """Tokens per second of every way to do the same work, a round of each after another."""
     ways = {
         f"{kernels}, {sharing}": (made, mode)
         for sharing, mode in (("shared", "inms"), ("not shared", "independent"))
-        for kernels, made in (("plain", plain), ("compiled", compiled))
+        for kernels, made in runners.items()
     }
     steps: dict[str, list[float]] = {way: [] for way in ways}
     with ExitStack() as stack:
@@ -148,7 +149,9 @@ def main() -> None:
         if dry:
             break
     name, model = ("small", model) if dry else default_model(device)
-    plain, compiled = from_model(model), from_model(model, compile=True)
+    plain, compiled, recorded = (from_model(model, compile=c) for c in (False, True, True))
+    graphs = Graphs(recorded, (lambda forward: forward) if dry else on_cuda)
+    graphs.install()
     checked.append(admitted(name, compiled))
     wrong = [x for x in checked if not x["error"] <= x["limit"] or x.get("compiled") is False]
     result = {
@@ -165,9 +168,12 @@ def main() -> None:
     tokens, repeat = (2, 1) if dry else (40, 5 if took < 90 else 3)
     sizes = (40, 20, 2) if dry else (4096, 1024, 8)
     work = Work(*sizes, room_for(tokens), SEED, drawn=True)
-    times = decode(plain, compiled, work, tokens, repeat)
+    runners = {"plain": plain, "compiled": compiled, "compiled, graphs": recorded}
+    times = decode(runners, work, tokens, repeat)
+    times["graphs"] = {"replays": graphs.replays, "given_up": graphs.reason}
     seconds = round(time.perf_counter() - started, 1)
     keep(options.out, result | {"decode": times, "seconds": seconds})
+    print(f"graphs: {graphs.replays} replays{graphs.reason and ', given up: ' + graphs.reason}")
     print(f"{'all checks passed' if not wrong else f'FAILED: {wrong}'}; {seconds} s")
     sys.exit(bool(wrong))
 

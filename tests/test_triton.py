@@ -10,6 +10,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,13 @@ from placed import Place
 
 from inms_lab.attention import launched
 from inms_lab.attention.batch import Span, build
-from inms_lab.attention.launched import Launched, trial
+from inms_lab.attention.launched import Launched, bucket, trial
 from inms_lab.attention.reads import TileRef
 from inms_lab.errors import CompilerMissing
 from inms_lab.kernels import launcher as launching
 from inms_lab.kernels.launcher import HEADER, ROWS, Launcher
 from inms_lab.model import compiling, from_model, probe, runner
+from inms_lab.model.capture import Graphs
 from inms_lab.model.runner import Geometry
 from inms_lab.store import KVStore
 
@@ -281,3 +283,90 @@ def test_kernels_that_cannot_be_built_or_are_wrong_are_not_used(
     monkeypatch.setattr(launched, "packed", blind)
     with pytest.raises(CompilerMissing, match="off plain attention"):
         trial(kernels, heads, torch.float32, device)
+
+
+# steps that are recorded ------------------------------------------------------------------------
+
+
+def test_buckets_are_large_enough_and_few() -> None:
+    sizes = [bucket(number) for number in range(2000)]
+    assert all(size >= number and size <= 1.26 * number + 1 for number, size in enumerate(sizes))
+    assert sizes == sorted(sizes)
+    assert len(set(sizes)) < 45
+
+
+def test_a_reader_with_room_for_more_gives_the_same_bits(kernels: Launcher) -> None:
+    """Also when it has followed another plan of its shape before."""
+    by_shape: dict[tuple[int, ...], Launched] = {}
+    taken = 0
+    for seed in range(3):
+        layout = layout_of(11, agents=5, heads=(1, 2, 16))
+        for count in range(2, 6):
+            spans = layout.spans[:count] if seed % 2 else layout.spans[-count:]
+            reader = layout.batch(spans, kernels).compiled
+            assert isinstance(reader, Launched)
+            new = layout.new(spans)
+            plain = reader.attend(1, *new, 0.25)
+            shape = reader.shape[:-1]  # the regions lie elsewhere in each layout
+            larger = by_shape.get(shape)
+            if larger is None:
+                larger = by_shape[shape] = reader.grown()
+            else:
+                taken += 1
+                larger.kv = reader.kv
+                larger.take(reader)
+            assert larger.num_work >= reader.num_work
+            assert torch.equal(larger.attend(1, *new, 0.25), plain)
+    assert taken
+
+
+def decoding(made: runner.Runner, steps: int) -> list[torch.Tensor]:
+    """Logits of steps in which two readers of a shared text each compute one token of theirs."""
+    torch.manual_seed(0)
+    place = Place(made, 32 * 16)
+    (home,) = place.encode([5, 6, 7, 8, 9] * 4, 0)
+    own = [[11 + i % 7 for i in range(steps)], [3 + i % 5 for i in range(steps)]]
+    readers = [place.reader([(home, 0)], tokens, len(home)) for tokens in own]
+    out = []
+    with torch.inference_mode():
+        for i in range(steps):
+            spans = [place.span(reader, i, i + 1) for reader in readers]
+            out.append(made.forward(spans, place.store, 16))
+    return out
+
+
+@pytest.mark.parametrize("fault", ["", "stale", "fails"])
+def test_steps_of_one_shape_are_recorded_once_and_replayed_with_what_is_new(fault: str) -> None:
+    made = from_model(models.mqa(num_hidden_layers=1).to(DEVICE))
+    made.native = Launcher()
+    plain = decoding(made, 8)
+    recorded = []
+
+    def record(forward: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        if fault == "fails":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        first = forward()
+        recorded.append(first)
+        return (lambda: first) if fault == "stale" else forward
+
+    graphs = Graphs(made, record)
+    graphs.install()
+    replayed = decoding(made, 8)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, replayed, strict=True))
+    if fault:
+        assert graphs.reason
+    else:
+        assert not graphs.reason
+        assert len(recorded) < graphs.replays >= 4
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")
+def test_cuda_graphs_give_the_same_logits() -> None:
+    made = from_model(models.llama().to(DEVICE), compile=True)
+    plain = decoding(made, 12)
+    graphs = Graphs(made)
+    graphs.install()
+    replayed = decoding(made, 12)
+    assert not graphs.reason
+    assert graphs.replays
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(plain, replayed, strict=True))

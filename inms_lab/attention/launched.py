@@ -6,6 +6,7 @@ on how many rows read a tile together.
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 
 import numpy as np
@@ -57,6 +58,34 @@ class Launched:
         )
         self.launcher.join(self.plan, *self.states, y)
         return y
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """What steps must have in common to be served by one `grown` reader."""
+        return (
+            *(self.num_rows, bucket(self.num_work), bucket(self.num_writes)),
+            *(bucket(self.num_readers), bucket(self.plan.numel()), self.most, self.kv.data_ptr()),
+        )
+
+    def grown(self) -> Launched:
+        """A reader of the same plan with room for any other of its shape, to `take`. The kernels
+        skip what a plan does not have, so the results are the same."""
+        made = copy(self)
+        made.plan, made.states = self.plan.new_zeros(bucket(self.plan.numel())), None
+        for name in ("num_work", "num_writes", "num_readers"):
+            setattr(made, name, bucket(getattr(self, name)))
+        made.take(self)
+        return made
+
+    def take(self, other: Launched) -> None:
+        """Follow the plan of `other`, which has the same shape."""
+        self.plan[: other.plan.numel()].copy_(other.plan)
+
+
+def bucket(number: int) -> int:
+    """The next of the sizes 0 .. 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ...: four to a doubling."""
+    step = 1 << max(0, (number - 1).bit_length() - 3)
+    return -(-number // step) * step
 
 
 def trial(

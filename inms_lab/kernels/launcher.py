@@ -100,16 +100,15 @@ class Launcher:
             self._kernels.join[rows, heads](plan, out, lse, y, y.stride(0), *sizes)
 
 
-def packed(arrays: dict[str, np.ndarray], room: int = 0) -> np.ndarray:
-    """A plan's arrays as one buffer of at least `room` numbers: the header, then the arrays."""
+def packed(arrays: dict[str, np.ndarray]) -> np.ndarray:
+    """A plan's arrays as one buffer: the header, then the arrays."""
     head = [len(arrays["work"]), arrays["write_row"].size]
     parts, at = [], len(HEADER)
     for name in HEADER[2:]:
         head.append(at)
         parts.append(arrays[name].reshape(-1))
         at += arrays[name].size
-    rest = np.zeros(max(0, room - at), np.int64)
-    return np.concatenate([np.array(head, np.int64), *parts, rest])
+    return np.concatenate([np.array(head, np.int64), *parts])
 
 
 def _power(number: int) -> int:
