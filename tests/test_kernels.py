@@ -10,15 +10,16 @@ import models
 import pytest
 import torch
 from layouts import Layout
+from torch import nn
 from torch.nn import functional
 
 from inms_lab.attention.batch import Span, build
 from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels import build as building
-from inms_lab.kernels.native import Native, linears, uninstall
+from inms_lab.kernels.native import Native
 from inms_lab.lab import Lab
-from inms_lab.model import from_model
-from inms_lab.model.runner import Runner
+from inms_lab.model import from_model, fused
+from inms_lab.model.runner import Runner, attend
 
 pytestmark = pytest.mark.skipif(building.compiler() is None, reason="no C++ compiler here")
 ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)
@@ -63,29 +64,100 @@ def test_a_product_takes_any_number_of_dimensions_and_none_of_rows(native: Nativ
     assert torch.allclose(native.linear(w, None, turned), turned @ w.t(), atol=1e-5)
 
 
+def layer(model: nn.Module, native: Native) -> dict[nn.Module, Any]:
+    """The forwards that the kernels give a model, put in their place."""
+    chosen = fused.forwards(native, model, attend)
+    fused.install(chosen)
+    return chosen
+
+
 def test_what_the_kernel_does_not_do_torch_does(native: Native) -> None:
-    x, w = torch.randn(3, 32), torch.randn(5, 32, requires_grad=True)
+    model = nn.Sequential(nn.Linear(32, 5))
+    assert layer(model, native)
+    x = torch.randn(3, 32)
     with torch.enable_grad():
-        native.linear(w, None, x).sum().backward()
-    assert w.grad is not None
-    assert native.linear(w.bfloat16(), None, x.bfloat16()).dtype == torch.bfloat16
-    strided = torch.randn(32, 5).t()
-    assert torch.allclose(native.linear(strided, None, x), x @ strided.t(), atol=1e-5)
+        model(x).sum().backward()
+    assert model[0].weight.grad is not None
+    own = functional.linear(x, model[0].weight, model[0].bias)
+    model[0].weight = nn.Parameter(model[0].weight.t().contiguous().t())  # strided
+    assert torch.allclose(model(x), own, atol=1e-5)
     with pytest.raises(RuntimeError):
-        native.linear(w, None, x[:, :31])
+        model(x[:, :31])
+    assert model.bfloat16()(x.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_layer_uses_the_weights_that_it_holds_now(native: Native) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(32, 8))
-    native.install(model)
-    x = torch.randn(2, 32)
+    model = nn.Sequential(nn.Linear(32, 8))
+    chosen, x = layer(model, native), torch.randn(2, 32)
     before = model(x)
-    model[0].weight = torch.nn.Parameter(model[0].weight * 2)
+    model[0].weight = nn.Parameter(model[0].weight * 2)
     model[0].bias = None
     after = model(x)
-    uninstall(model)
+    fused.uninstall(chosen)
+    assert "forward" not in vars(model[0])
     assert torch.allclose(after, model(x), atol=1e-5)
     assert not torch.allclose(before, after)
+
+
+class Gated(nn.Module):
+    """An MLP with names as decoders use them."""
+
+    def __init__(self, act: Any, bias: bool = False) -> None:
+        super().__init__()
+        self.act = act
+        self.gate_proj, self.up_proj = (nn.Linear(48, 100, bias=bias) for _ in range(2))
+        self.down_proj = nn.Linear(100, 48, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class RMSNorm(nn.Module):
+    """A norm whose weight may be counted from 1, and which may have no eps."""
+
+    def __init__(self, offset: float, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight, self.offset, self.eps = nn.Parameter(torch.rand(50)), offset, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight + self.offset) * x * torch.rsqrt(x.pow(2).mean(-1, True) + self.eps)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_fused"),
+    [
+        (Gated(functional.silu), True),
+        (Gated(functional.gelu), False),
+        (Gated(functional.silu, bias=True), False),
+        (RMSNorm(0.0), True),
+        (RMSNorm(1.0), False),
+    ],
+)
+def test_a_module_is_fused_only_if_the_kernel_gives_what_it_gives(
+    native: Native, module: nn.Module, is_fused: bool
+) -> None:
+    chosen = fused.forwards(native, module, attend)
+    assert (module in chosen) == is_fused
+    width = 48 if isinstance(module, Gated) else 50
+    for size in (1e-3, 1.0, 40.0):
+        x = torch.randn(5, width) * size
+        own = module(x)
+        fused.install(chosen)
+        full = module(x)
+        assert torch.allclose(full, own, atol=1e-5 * max(1.0, size), rtol=1e-5)
+        assert torch.equal(module(x[2:3]), full[2:3])
+        assert module(x[:0]).shape == (0, width)
+        fused.uninstall(chosen)
+
+
+@pytest.mark.parametrize("name", sorted(models.WANTED))
+def test_layers_with_something_more_in_them_keep_their_own_attention(name: str) -> None:
+    runner = from_model(models.WANTED[name](), compile=True)
+    kinds = {type(module).__name__ for module in runner.fused}
+    attentions = {kind for kind in kinds if kind.endswith("Attention")}
+    has_more = any(hasattr(m, "q_norm") for m in runner.model.modules())
+    assert not (attentions and has_more)
+    assert ("LlamaAttention" in attentions) == (name in {"llama", "llama3", "linear", "yarn"})
 
 
 # attention over random layouts ------------------------------------------------------------------
@@ -187,7 +259,7 @@ def test_stock_forwards_use_stock_operators() -> None:
     runner = from_model(models.llama(), compile=True)
     plain = from_model(models.llama())
     assert torch.equal(runner.dense([1, 2, 3]), plain.dense([1, 2, 3]))
-    assert all("forward" in vars(module) for module in linears(runner.model))
+    assert all(vars(module)["forward"] is forward for module, forward in runner.fused.items())
 
 
 def test_where_nothing_can_be_compiled_the_lab_goes_on(

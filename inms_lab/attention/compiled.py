@@ -76,7 +76,8 @@ class Compiled:
     def _bound(self, heads: int) -> _Plan:
         """The plan with the places of its arrays."""
         num = self.arrays["reader_row"].size * heads
-        room = self.native.scratch(num * (self.dim + 1)).data_ptr()
+        self._room = self.native.scratch(num * (self.dim + 1))  # kept: another plan may take more
+        room = self._room.data_ptr()
         return _Plan(
             *(heads, self.kv_heads, self.dim, self.num_rows),
             *(self.arrays["write_row"].size, len(self.arrays["work"])),

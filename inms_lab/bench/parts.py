@@ -14,7 +14,7 @@ from torch import nn
 
 from inms_lab.attention.batch import Batch, Span, TileRef
 from inms_lab.bench.contexts import Contexts
-from inms_lab.kernels.native import Native, uninstall
+from inms_lab.kernels.native import Native
 from inms_lab.model.runner import Runner
 
 SUMMED = 512 << 20  # bytes; larger than any cache of a processor
@@ -111,25 +111,18 @@ def clocked(runner: Runner) -> Iterator[Clock]:
     places: tuple[tuple[type, str, str], ...] = (
         (nn.Linear, "forward", "products"),
         (Native, "linear", "products"),
+        (Native, "heads", "products"),
+        (Native, "gated", "products"),
         (Batch, "attend", "attention"),
     )
     kept = [getattr(owner, name) for owner, name, _ in places]
     for (owner, name, part), function in zip(places, kept, strict=True):
         setattr(owner, name, _timed(function, clock, part))
-    _again(runner)
     try:
         yield clock
     finally:
         for (owner, name, _), function in zip(places, kept, strict=True):
             setattr(owner, name, function)
-        _again(runner)
-
-
-def _again(runner: Runner) -> None:
-    """Linear layers hold the kernel as it was when it was installed."""
-    uninstall(runner.model)
-    if runner.native is not None:
-        runner.native.install(runner.model)
 
 
 def _timed(function: Callable[..., Any], clock: Clock, part: str) -> Callable[..., Any]:

@@ -135,11 +135,14 @@ void write(const Plan& p, const Layer& x, int64_t i) {
 // Where the first `count` tokens of a tile lie.
 void find(const Plan& p, const Layer& x, int64_t tile, int64_t h, int64_t count, Scratch& s) {
   const int64_t pool = p.tile_pool[tile], step = p.tile_step[tile];
+  const int64_t* slot = p.stretches + p.tile_stretch[tile];
   s.key.resize(count), s.value.resize(count);
-  for (int64_t t = 0; t < count; t++) {
-    const int64_t slot = p.stretches[p.tile_stretch[tile] + t / step] + t % step;
-    const int64_t from = (h * p.pool_slots[pool] + slot) * p.dim;
-    s.key[t] = x.keys[pool] + from, s.value[t] = x.values[pool] + from;
+  for (int64_t t = 0; t < count; slot++) {
+    const int64_t from = (h * p.pool_slots[pool] + *slot) * p.dim;
+    for (int64_t i = 0; i < step && t < count; i++, t++) {
+      s.key[t] = x.keys[pool] + from + i * p.dim;
+      s.value[t] = x.values[pool] + from + i * p.dim;
+    }
   }
 }
 

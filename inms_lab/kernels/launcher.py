@@ -41,9 +41,6 @@ class Launcher:
         """Whether heads of this size can be read."""
         return True
 
-    def install(self, model: torch.nn.Module) -> None:
-        """Matrix products stay torch's own."""
-
     def write(
         self,
         plan: torch.Tensor,

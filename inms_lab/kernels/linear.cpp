@@ -1,7 +1,11 @@
+// Matrix products, and what a decoder layer does around them.
+//
 // y = x w^T + bias for few and for many rows. Each (row, output) is a sum of chains of multiply-adds over
 // DEPTH columns, in their order, however many rows there are: so a row's bits do not depend on the rows
 // beside it. Weights are read where they lie, once: nothing is packed beforehand, nothing copied.
 #include <omp.h>
+
+#include <cmath>
 
 #include "lanes.h"
 
@@ -89,35 +93,115 @@ void panel(const float* x, const float* w, int64_t rows, int64_t columns, int ou
       y[r * num_outputs + i] = totals[r * 2 * WIDTH + i] + (bias ? bias[i] : 0.0f);
 }
 
-}  // namespace
-
-// x [rows, columns], w [outputs, columns], bias [outputs] or null, y [rows, outputs]; contiguous.
-extern "C" void inms_linear(const float* x, const float* w, const float* bias, float* y, int64_t rows,
-                            int64_t outputs, int64_t columns, int threads) {
+// One thread's share of a product: `me` of `all`.
+void product(const float* x, const float* w, const float* bias, float* y, int64_t rows, int64_t outputs,
+             int64_t columns, int64_t me, int64_t all) {
   const bool is_few = rows <= FEW;
   const int64_t wide = is_few ? WIDTH : 2 * WIDTH, pieces = (outputs + wide - 1) / wide;
   const int64_t group = is_few ? MOST : PANEL;
+  const int64_t begin = pieces * me / all, end = pieces * (me + 1) / all;
+  const auto one = [&](int64_t p, int64_t r) {
+    const int64_t first = p * wide, count = std::min(group, rows - r);
+    const int out = std::min(wide, outputs - first);
+    const float *from = x + r * columns, *at = w + first * columns, *add = bias ? bias + first : bias;
+    float* to = y + r * outputs + first;
+#define SOME(M) few<M>(from, at, columns, out, add, to, outputs)
+    if (is_few)
+      BY_COUNT(count, SOME)
+    else
+      panel(from, at, count, columns, out, add, to, outputs);
+  };
+  if (is_few) {  // the rows inside: their outputs' weights are in the cache the second time
+    for (int64_t p = begin; p < end; p++)
+      for (int64_t r = 0; r < rows; r += group) one(p, r);
+  } else {
+    for (int64_t r = 0; r < rows; r += group)
+      for (int64_t p = begin; p < end; p++) one(p, r);
+  }
+}
+
+// x / (1 + e^-x)
+Lanes silu(Lanes x) {
+  const Lanes zero = {}, e = exp_of(x < 0.0f ? x : zero - x);
+  return x * ((x < 0.0f ? e : zero + 1.0f) / (e + 1.0f));
+}
+
+// A head at its position: the halves of its first `turned` numbers turn into each other.
+void turn(float* head, const float* cos, const float* sin, int64_t turned) {
+  const int64_t half = turned / 2;
+  for (int64_t d = 0; d < half; d++) {
+    const float a = head[d], b = head[d + half];
+    head[d] = a * cos[d] - b * sin[d];
+    head[d + half] = b * cos[d + half] + a * sin[d + half];
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+// x [rows, columns], w [outputs, columns], bias [outputs] or null, y [rows, outputs]; contiguous.
+void inms_linear(const float* x, const float* w, const float* bias, float* y, int64_t rows,
+                 int64_t outputs, int64_t columns, int threads) {
+#pragma omp parallel num_threads(threads)
+  product(x, w, bias, y, rows, outputs, columns, omp_get_thread_num(), omp_get_num_threads());
+}
+
+// y = w x / sqrt(mean(x^2) + eps), row by row: x, y [rows, columns].
+void inms_norm(const float* x, const float* w, float eps, float* y, int64_t rows, int64_t columns,
+               int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 64)
+  for (int64_t r = 0; r < rows; r++) {
+    const float* from = x + r * columns;
+    Lanes sum = {};
+    for (int64_t k = 0; k < columns; k += WIDTH) {
+      const Lanes v = some(from + k, std::min<int64_t>(WIDTH, columns - k));
+      sum += v * v;
+    }
+    const float scale = 1.0f / std::sqrt(sum_of(sum) / columns + eps);
+    for (int64_t k = 0; k < columns; k++) y[r * columns + k] = w[k] * (from[k] * scale);
+  }
+}
+
+// y = down (silu(gate x) * up x): x, y [rows, columns]; `room` [2, rows, inner].
+void inms_gated(const float* x, const float* gate, const float* up, const float* down, float* y,
+                float* room, int64_t rows, int64_t inner, int64_t columns, int threads) {
+  float* other = room + rows * inner;
 #pragma omp parallel num_threads(threads)
   {
     const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
-    const int64_t begin = pieces * me / all, end = pieces * (me + 1) / all;
-    const auto one = [&](int64_t p, int64_t r) {
-      const int64_t first = p * wide, count = std::min(group, rows - r);
-      const int out = std::min(wide, outputs - first);
-      const float *from = x + r * columns, *at = w + first * columns, *add = bias ? bias + first : bias;
-      float* to = y + r * outputs + first;
-#define SOME(M) few<M>(from, at, columns, out, add, to, outputs)
-      if (is_few)
-        BY_COUNT(count, SOME)
-      else
-        panel(from, at, count, columns, out, add, to, outputs);
-    };
-    if (is_few) {  // the rows inside: their outputs' weights are in the cache the second time
-      for (int64_t p = begin; p < end; p++)
-        for (int64_t r = 0; r < rows; r += group) one(p, r);
-    } else {
-      for (int64_t r = 0; r < rows; r += group)
-        for (int64_t p = begin; p < end; p++) one(p, r);
+    product(x, gate, nullptr, room, rows, inner, columns, me, all);
+    product(x, up, nullptr, other, rows, inner, columns, me, all);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < rows * inner; i += WIDTH) {
+      const int left = std::min<int64_t>(WIDTH, rows * inner - i);
+      const Lanes v = silu(some(room + i, left)) * some(other + i, left);
+      std::memcpy(room + i, &v, sizeof(float) * left);
+    }
+    product(room, down, nullptr, y, rows, columns, inner, me, all);
+  }
+}
+
+// Queries, keys and values of x [rows, columns], the first two at their positions: q [rows, heads, dim],
+// k and v [rows, kv_heads, dim] behind each other in y. `w`, `bias`: of the three; cos, sin [rows, turned].
+void inms_heads(const float* x, const float* const* w, const float* const* bias, const float* cos,
+                const float* sin, float* y, const int64_t* sizes, int threads) {
+  const int64_t rows = sizes[0], columns = sizes[1], heads = sizes[2], kv_heads = sizes[3];
+  const int64_t dim = sizes[4], turned = sizes[5];
+  const int64_t count[3] = {heads, kv_heads, kv_heads};
+#pragma omp parallel num_threads(threads)
+  {
+    const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
+    float* to = y;
+    for (int i = 0; i < 3; to += rows * count[i++] * dim)
+      product(x, w[i], bias[i], to, rows, count[i] * dim, columns, me, all);
+#pragma omp barrier
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < rows * (heads + kv_heads); i++) {
+      const int64_t row = i < rows * heads ? i / heads : (i - rows * heads) / kv_heads;
+      turn(y + i * dim, cos + row * turned, sin + row * turned, turned);
     }
   }
+}
 }

@@ -1,15 +1,14 @@
-"""The compiled kernels as functions of tensors: matrix products, and attention over tiles."""
+"""The compiled kernels as functions of tensors: matrix products with what stands around them in a
+decoder layer, and attention over tiles. They check nothing: model/fused.py gives what they take.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
 
 import torch
-from torch import nn
-from torch.nn import functional
 
 from inms_lab.kernels.build import library
 
@@ -25,7 +24,14 @@ class Native:
         self._library = library()
         self._library.inms_linear.argtypes = [Pointer] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int]
         self._library.inms_attend.argtypes = [Pointer, Pointer, ctypes.c_int]
-        self._library.inms_linear.restype = self._library.inms_attend.restype = None
+        self._library.inms_norm.argtypes = [
+            *(Pointer, Pointer, ctypes.c_float, Pointer),
+            *(ctypes.c_int64, ctypes.c_int64, ctypes.c_int),
+        ]
+        self._library.inms_gated.argtypes = [Pointer] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int]
+        self._library.inms_heads.argtypes = [Pointer] * 7 + [ctypes.c_int]
+        for name in ("linear", "attend", "norm", "gated", "heads"):
+            getattr(self._library, f"inms_{name}").restype = None
         self._own = threading.local()
 
     def linear(
@@ -33,12 +39,9 @@ class Native:
     ) -> torch.Tensor:
         """x [..., K] times weight [N, K] transposed, plus bias [N]: [..., N] in float32.
 
-        A row's bits do not depend on the number of rows. What the kernel does not do (gradients,
-        other types) torch does.
+        A row's bits do not depend on the number of rows. All are plain (`is_plain`).
         """
         columns, outputs = x.shape[-1], weight.shape[0]
-        if torch.is_grad_enabled() or not self._takes(x, weight, bias):
-            return functional.linear(x, weight, bias)
         x = x.contiguous()
         out = x.new_empty(*x.shape[:-1], outputs)
         add = None if bias is None else bias.data_ptr()
@@ -47,17 +50,6 @@ class Native:
             *(x.numel() // columns, outputs, columns, torch.get_num_threads()),
         )
         return out
-
-    @staticmethod
-    def _takes(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether the kernel reads these; a shape that fits nowhere is torch's to refuse."""
-        parts = (x, weight) if bias is None else (x, weight, bias)
-        return (
-            all(p.dtype == torch.float32 and p.device.type == "cpu" for p in parts)
-            and x.shape[-1] == weight.shape[1]
-            and weight.is_contiguous()
-            and (bias is None or bias.is_contiguous())
-        )
 
     def readers(self, groups: int) -> int:
         """Rows that read a tile in one piece of work, for this many query heads a kv head."""
@@ -78,30 +70,61 @@ class Native:
             room = self._own.room = torch.empty(size)
         return room
 
-    def install(self, model: nn.Module) -> None:
-        """Let every linear layer of `model` that can use the kernel."""
-        for module in linears(model):
-            module.forward = partial(self._forward, module._parameters)  # type: ignore[method-assign]
+    def norm(self, weight: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:
+        """x [..., N] over the root of its mean square, times weight [N]."""
+        x = x.contiguous()
+        out, columns = torch.empty_like(x), x.shape[-1]
+        self._library.inms_norm(
+            *(x.data_ptr(), weight.data_ptr(), eps, out.data_ptr()),
+            *(x.numel() // columns, columns, torch.get_num_threads()),
+        )
+        return out
 
-    def _forward(self, held: dict[str, Any], x: torch.Tensor) -> torch.Tensor:
-        """A linear layer's forward; the weights are those that it holds now."""
-        return self.linear(held["weight"], held["bias"], x)
+    def gated(
+        self, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, x: torch.Tensor
+    ) -> torch.Tensor:
+        """down (silu(gate x) * up x) for x [..., N], gate and up [M, N], down [N, M]."""
+        x = x.contiguous()
+        out, columns, inner = torch.empty_like(x), x.shape[-1], gate.shape[0]
+        rows = x.numel() // columns
+        room = x.new_empty(2, rows, inner)
+        self._library.inms_gated(
+            *(part.data_ptr() for part in (x, gate, up, down, out, room)),
+            *(rows, inner, columns, torch.get_num_threads()),
+        )
+        return out
+
+    def heads(
+        self,
+        weights: Sequence[torch.Tensor],
+        biases: Sequence[torch.Tensor | None],
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        x: torch.Tensor,
+        dim: int,
+    ) -> list[torch.Tensor]:
+        """Queries [T, H, dim], keys and values [T, K, dim] of x [T, N], the first two turned by
+        cos and sin [T, dim], half-split."""
+        rows, columns = x.shape
+        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
+        counts = [weight.shape[0] // dim for weight in weights]
+        out = x.new_empty(rows * sum(counts) * dim)
+        add = (None if bias is None else bias.data_ptr() for bias in biases)
+        sizes = (ctypes.c_int64 * 6)(rows, columns, *counts[:2], dim, cos.shape[-1])
+        self._library.inms_heads(
+            x.data_ptr(),
+            (Pointer * 3)(*(weight.data_ptr() for weight in weights)),
+            (Pointer * 3)(*add),
+            *(cos.data_ptr(), sin.data_ptr(), out.data_ptr(), sizes, torch.get_num_threads()),
+        )
+        parts = out.split([rows * count * dim for count in counts])
+        return [part.view(rows, n, dim) for part, n in zip(parts, counts, strict=True)]
 
 
-def uninstall(model: nn.Module) -> None:
-    """Give every linear layer its own forward back."""
-    for module in model.modules():
-        if type(module) is nn.Linear:
-            module.__dict__.pop("forward", None)
-
-
-def linears(model: nn.Module) -> list[nn.Linear]:
-    """The linear layers with float32 weights on the CPU, as they lie in memory."""
-    found = [m for m in model.modules() if type(m) is nn.Linear]
-    return [
-        m
-        for m in found
-        if m.weight.dtype == torch.float32
-        and m.weight.device.type == "cpu"
-        and m.weight.is_contiguous()
-    ]
+def is_plain(*tensors: torch.Tensor | None) -> bool:
+    """Whether these are float32 on the CPU, as they lie in memory."""
+    return all(
+        x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
+        for x in tensors
+        if x is not None
+    )

@@ -7,7 +7,7 @@ used (admission.py), where they come from (source.py, loader.py).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -19,7 +19,8 @@ from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
 from inms_lab.attention.batch import Batch, Span, build
 from inms_lab.errors import ModelCorrupted, ModelRefused
 from inms_lab.kernels.launcher import Launcher
-from inms_lab.kernels.native import Native, uninstall
+from inms_lab.kernels.native import Native
+from inms_lab.model import fused
 from inms_lab.model.compiling import kernels
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
@@ -121,6 +122,7 @@ class Runner:
         self.max_context, self.context_reason = context_limit(self.config)
         self.max_rows = unscaled_rows(self.config)  # of one forward; None: any number
         self.native: Native | Launcher | None = None  # compiled kernels, once they are asked for
+        self.fused: dict[torch.nn.Module, Callable[..., Any]] = {}  # what they compute instead
         self.row_multiple = 16  # confirmed or raised by the probe of the admission
         self.bitwise = False  # set by the admission
         self.admission: Admission | None = None
@@ -153,7 +155,9 @@ class Runner:
     def compile(self) -> None:
         """Use the compiled kernels from now on. Raises `CompilerMissing`, or `BadInput`."""
         self.native = kernels(self.geometry, self.dtype, self.device)
-        self.native.install(self.model)
+        if isinstance(self.native, Native):
+            self.fused = fused.forwards(self.native, self.model, attend)
+            fused.install(self.fused)
 
     def report(self) -> str:
         """What the admission found, layer by layer."""
@@ -213,14 +217,13 @@ class Runner:
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:
         """The slower truth: stock transformers over one whole context; logits [T, vocab]."""
         self.model.set_attn_implementation(self.stock)
-        uninstall(self.model)
+        fused.uninstall(self.fused)
         try:
             ids = torch.tensor([list(tokens)], device=self.device)
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
         finally:
             self.model.set_attn_implementation(ATTENTION)
-            if self.native is not None:
-                self.native.install(self.model)
+            fused.install(self.fused)
 
 
 def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTrainedModel:

@@ -1,0 +1,220 @@
+"""Which modules of a model compute by the compiled kernels: each is tried before it is trusted.
+
+A module that looks like one that a kernel computes (a linear layer, an RMS norm, a gated MLP, an
+attention with rotary positions) is given random numbers, once as it is and once by the kernel.
+Only where both agree does the kernel take its place: a layer with something more stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from inms_lab.errors import InmsError
+from inms_lab.kernels.native import Native, is_plain
+
+Forward: TypeAlias = Callable[..., Any]
+ROWS, TOLERANCE = 3, 1e-5  # of a trial; relative to the largest number
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+def forwards(native: Native, model: nn.Module, attend: Forward) -> dict[nn.Module, Forward]:
+    """By module the forward that the kernels give it. `attend`: the model's attention function."""
+    found: dict[nn.Module, Forward] = {}
+    for module in model.modules():
+        for made in _candidates(native, module, attend):
+            if _agree(module, made):
+                found[module] = made
+                break
+    return found
+
+
+def install(chosen: dict[nn.Module, Forward]) -> None:
+    """Let these modules compute by the kernels."""
+    for module, forward in chosen.items():
+        module.forward = forward  # type: ignore[method-assign]
+
+
+def uninstall(chosen: dict[nn.Module, Forward]) -> None:
+    """Give each its own forward back."""
+    for module, forward in chosen.items():
+        if module.__dict__.get("forward") is forward:
+            del module.forward
+
+
+class _Module:
+    """A module's forward by a kernel; what the kernel does not do, its own forward does."""
+
+    def __init__(self, native: Native, module: Any) -> None:
+        self.native, self.module, self.own = native, module, module.forward
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., N] -> [..., M]."""
+        if torch.is_grad_enabled() or not x.numel() or not self.takes(x):
+            out: torch.Tensor = self.own(x)
+            return out
+        return self.compute(x)
+
+    def takes(self, x: torch.Tensor) -> bool:
+        """Whether the kernel computes this."""
+        raise NotImplementedError
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        """By the kernel."""
+        raise NotImplementedError
+
+    def inputs(self) -> torch.Tensor:
+        """Random numbers for a trial."""
+        raise NotImplementedError
+
+
+class _Linear(_Module):
+    def takes(self, x: torch.Tensor) -> bool:
+        held = self.module._parameters
+        fits = x.shape[-1] == held["weight"].shape[1]
+        return fits and x.dtype == torch.float32 and is_plain(held["weight"], held["bias"])
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        held = self.module._parameters
+        return self.native.linear(held["weight"], held["bias"], x)
+
+    def inputs(self) -> torch.Tensor:
+        return torch.randn(ROWS, self.module.in_features)
+
+
+class _Norm(_Module):
+    def __init__(self, native: Native, module: Any) -> None:
+        super().__init__(native, module)
+        self.eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+
+    def takes(self, x: torch.Tensor) -> bool:
+        weight = self.module._parameters["weight"]
+        return x.shape[-1:] == weight.shape and x.dtype == torch.float32 and is_plain(weight)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return self.native.norm(self.module._parameters["weight"], self.eps, x)
+
+    def inputs(self) -> torch.Tensor:
+        return torch.randn(ROWS, len(self.module.weight)) * 0.01  # small: so that eps shows
+
+
+class _Gated(_Module):
+    def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        parts = self.module._modules
+        gate, up, down = (parts[f"{x}_proj"]._parameters["weight"] for x in ("gate", "up", "down"))
+        return gate, up, down
+
+    def takes(self, x: torch.Tensor) -> bool:
+        gate, up, down = self.weights()
+        fits = gate.shape == up.shape == down.shape[::-1] and x.shape[-1] == gate.shape[1]
+        return fits and x.dtype == torch.float32 and is_plain(gate, up, down)
+
+    def compute(self, x: torch.Tensor) -> torch.Tensor:
+        return self.native.gated(*self.weights(), x)
+
+    def inputs(self) -> torch.Tensor:
+        return torch.randn(ROWS, self.module.gate_proj.in_features)
+
+
+class _Attention:
+    """An attention's forward: projections and rotation by one kernel, then the model's `attend`."""
+
+    def __init__(self, native: Native, module: Any, attend: Forward) -> None:
+        self.native, self.module, self.own, self.attend = native, module, module.forward, attend
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        attention_mask: torch.Tensor | None = None,
+        cache: Any = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, Any]:
+        """hidden_states [1, T, N] -> [1, T, N]; without a batch of ours, the module's own."""
+        parts = [self.module._modules[name]._parameters for name in PROJECTIONS]
+        weights = [part["weight"] for part in parts]
+        biases = [part["bias"] for part in parts]
+        if (
+            kwargs.get("inms_batch") is None
+            or position_embeddings is None
+            or cache is not None
+            or torch.is_grad_enabled()
+            or hidden_states.dtype != torch.float32
+            or not is_plain(*weights, *biases)
+        ):
+            return self.own(  # type: ignore[no-any-return]
+                hidden_states,
+                position_embeddings=position_embeddings,
+                attention_mask=attention_mask,
+                cache=cache,
+                **kwargs,
+            )
+        cos, sin = position_embeddings
+        x, dim = hidden_states[0], self.module.head_dim
+        heads = self.native.heads(weights, biases, cos[0], sin[0], x, dim)
+        q, k, v = (part.transpose(0, 1).unsqueeze(0) for part in heads)
+        scale = self.module.scaling
+        out, _ = self.attend(self.module, q, k, v, attention_mask, scaling=scale, **kwargs)
+        return self.module.o_proj(out.reshape(1, len(x), -1)), None
+
+
+class _Recorder:
+    """A batch that keeps what an attention asks; its answer depends on the shape alone."""
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        self.asked = [q.clone(), k.clone(), v.clone(), torch.tensor([float(layer), scale])]
+        return torch.linspace(-1, 1, q.numel()).view(q.shape)
+
+
+def _candidates(native: Native, module: Any, attend: Forward) -> Iterator[Any]:
+    """Kernels that a module may be computed by, by its looks."""
+    linears = {name for name, part in module.named_children() if type(part) is nn.Linear}
+    if type(module) is nn.Linear:
+        yield _Linear(native, module)
+    elif type(module).__name__.endswith("RMSNorm") and list(module._parameters) == ["weight"]:
+        yield _Norm(native, module)
+    elif linears == {"gate_proj", "up_proj", "down_proj"}:
+        if all(getattr(module, name).bias is None for name in linears):
+            yield _Gated(native, module)
+    elif {*PROJECTIONS, "o_proj"} <= linears and hasattr(module, "head_dim"):
+        yield _Attention(native, module, attend)
+
+
+def _agree(module: nn.Module, made: Any) -> bool:
+    """Whether the kernel gives what the module gives."""
+    try:
+        pairs = _attentions(module, made) if isinstance(made, _Attention) else _outputs(made)
+    except (InmsError, TypeError, ValueError, AttributeError, LookupError, RuntimeError):
+        return False  # it is not what it looks like
+    return all(
+        mine.shape == own.shape
+        and bool((mine - own).abs().max() <= TOLERANCE * own.abs().max().clamp(min=1e-3))
+        for mine, own in pairs
+    )
+
+
+def _outputs(made: _Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x = made.inputs()
+    with torch.inference_mode():
+        if not made.takes(x):
+            raise TypeError("not for this kernel")
+        return [(made.compute(x), made.own(x))]
+
+
+def _attentions(module: Any, made: _Attention) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What both ask of the batch, and what they make of its answer."""
+    x = torch.randn(1, ROWS, module.q_proj.in_features)
+    angles = torch.rand(1, ROWS, module.head_dim // 2).mul(6).repeat(1, 1, 2)
+    asked = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
+    batches = _Recorder(), _Recorder()
+    with torch.inference_mode():
+        own, mine = (
+            forward(x, **asked, inms_batch=batch)[0]
+            for forward, batch in zip((made.own, made), batches, strict=True)
+        )
+    return [(mine, own), *zip(batches[1].asked, batches[0].asked, strict=True)]
