@@ -21,6 +21,7 @@ import pytest
 import torch
 from layouts import Layout
 from placed import Place
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inms_lab.attention import launched
 from inms_lab.attention.batch import Span, build
@@ -77,7 +78,7 @@ def test_heads_of_any_size_and_number(kernels: Launcher, heads: tuple[int, int, 
 
 
 def test_a_tile_that_many_rows_hold_is_read_in_several_pieces(kernels: Launcher) -> None:
-    layout = layout_of(2, agents=2 * ROWS + 3, longest=1, heads=(1, 1, 16))
+    layout = layout_of(2, agents=ROWS + 3, longest=1, heads=(1, 1, 16))
     batch = layout.batch(layout.spans, kernels)
     q, k, v = layout.new(layout.spans)
     assert layout.error(batch.attend(0, q, k, v, 0.25), q, 0) < 1e-5
@@ -358,6 +359,35 @@ def test_steps_of_one_shape_are_recorded_once_and_replayed_with_what_is_new(faul
     else:
         assert not graphs.reason
         assert len(recorded) < graphs.replays >= 4
+
+
+class _Asked(TorchDispatchMode):
+    """Keeps the names of all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, f: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.names.add(f.overloadpacket.__name__)
+        return f(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_a_forward_neither_waits_for_the_device_nor_brings_it_numbers(name: str) -> None:
+    """Else it could not be recorded."""
+    made = from_model(getattr(models, name)(num_hidden_layers=1).to(DEVICE))
+    made.native = Launcher()
+    place = Place(made, 32 * 16)
+    reader = place.reader([], [11, 12], 0)
+    batch = made.batch([place.span(reader, 0, 1)], place.store, 16)
+    with torch.inference_mode(), _Asked() as asked:
+        made.run(batch)
+    assert asked.names & {"linear", "mm", "addmm"}
+    waits = {"item", "_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal"}
+    assert not asked.names & (waits | {"lift_fresh", "scalar_tensor"})
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="CUDA graphs need a GPU")

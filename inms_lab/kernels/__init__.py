@@ -1,1 +1,4 @@
-"""C++ kernels, compiled on the user's machine on demand: build.py, linears.py; lanes.h, *.cpp."""
+"""Kernels, compiled on the user's machine on demand.
+
+C++ for the CPU: build.py, native.py; lanes.h, *.cpp. Triton for CUDA: launcher.py, tiles_triton.py.
+"""
