@@ -62,6 +62,7 @@ def decode(
     compile: Compiled = True,
     quick: Quick = False,
     model: Model = DEFAULT,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...")] = None,
     as_json: AsJson = False,
     seed: Seed = 0,
     repeat: Repeat = 3,
@@ -73,7 +74,7 @@ def decode(
         from inms_lab.bench.decode import measure
 
         work = Work(shared, own, agents, seed=seed, drawn=quick)
-        return measure(_runner(model, compile), work, tokens, repeat)
+        return measure(_runner(model, compile, device), work, tokens, repeat)
 
     show("decode", measured, (as_json, seed, repeat))
 
@@ -191,10 +192,10 @@ def placement(
     show("placement", measured, (as_json, seed, repeat))
 
 
-def _runner(model: str, compile: bool) -> Runner:
+def _runner(model: str, compile: bool, device: str | None = None) -> Runner:
     from inms_lab.model import load
 
-    return load(model, compile=compile)
+    return load(model, compile=compile, device=device)
 
 
 def _numbers(text: str) -> list[int]:

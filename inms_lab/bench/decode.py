@@ -18,7 +18,7 @@ CLOCKED = 8  # steps whose parts are timed, apart from those that count
 
 def measure(runner: Runner, work: Work, tokens: int, repeat: int) -> dict[str, Any]:
     """`repeat` rounds of `tokens` steps; the median step counts. `work.room` is made to fit."""
-    bandwidth = read_bandwidth()
+    bandwidth = read_bandwidth(runner.device)
     with Contexts(runner, with_room(work, max(tokens, CLOCKED))) as contexts:
         contexts.write(1)  # the first is not like the others
         steps = contexts.write(tokens, repeat)

@@ -44,6 +44,7 @@ def measure(
             row["more_held_bytes"] = row["held_bytes"] - by_agents[0]["held_bytes"]
     out: Row = {"own": work.own, "contexts": "drawn"}
     out |= {"growth": growth(by_agents, pair), "memory": memory(by_agents)}
+    out["memory"]["logits_bytes_per_agent"] = 4 * runner.vocab_size
     return out | {"by_agents": by_agents, "by_context": by_context}
 
 
@@ -87,12 +88,14 @@ def growth(rows: Sequence[Row], pair: tuple[int, int]) -> Row:
 
 
 def memory(rows: Sequence[Row]) -> Row:
-    """How much more memory the last row's lab takes than the first's, and the pools' share of it:
-    what is beyond the formula, in bytes."""
+    """How much more memory the last row's lab takes than the first's, and the pools' share of it.
+    Beyond it are what a step computes for each row (logits above all) and the books, in bytes."""
     last = rows[-1]
     more, held = last["more_peak_bytes"], last["more_held_bytes"]
     shares = {"ratio": round(more / held, 4)} if held else {}
-    return {"by_formula": held, "measured": more, "beyond": more - held, **shares}
+    each = (more - held) // max(1, last["agents"] - rows[0]["agents"])
+    beyond = {"beyond": more - held, "beyond_per_agent": each}
+    return {"by_formula": held, "measured": more, **shares, **beyond}
 
 
 def reset_peak() -> None:

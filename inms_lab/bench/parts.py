@@ -20,13 +20,14 @@ from inms_lab.model.runner import Runner
 SUMMED = 512 << 20  # bytes; larger than any cache of a processor
 
 
-def read_bandwidth(num_bytes: int = SUMMED, repeat: int = 7) -> float:
-    """Bytes a second that this machine reads from memory: all threads sum a tensor, best of all."""
-    data = torch.ones(num_bytes // 4)
+def read_bandwidth(device: torch.device, num_bytes: int = SUMMED, repeat: int = 7) -> float:
+    """Bytes a second that this machine reads from memory: all threads (or a whole GPU) sum a
+    tensor, the best of all."""
+    data = torch.ones(num_bytes // 4, device=device)
     best = float("inf")
     for _ in range(repeat):
         started = time.perf_counter()
-        data.sum()
+        data.sum().item()
         best = min(best, time.perf_counter() - started)
     return data.numel() * 4 / best
 
