@@ -47,6 +47,7 @@ namespace {
 
 constexpr int ROWS = 12;      // query rows whose scores are made together
 constexpr int VALUES = 6;     // rows whose sums of values stay in registers, 64 numbers each
+constexpr int AHEAD = 32;     // tokens by which keys are asked for before they are met
 constexpr float LOWEST = -1e30f, TINY = 1e-38f;
 
 struct Scratch {
@@ -173,6 +174,8 @@ void read(const Plan& p, const Layer& x, const int64_t* work, int64_t h, Scratch
     for (int64_t d = 0; d < dim; d++) s.queries[r * dim + d] = from[d] * x.scale;
   }
   for (int64_t t = 0; t < wide; t += WIDTH) {  // each 16 keys meet all queries while they are near
+    for (int64_t i = t + AHEAD; i < std::min(t + AHEAD + WIDTH, count); i++)
+      for (int64_t d = 0; d < dim; d += WIDTH) __builtin_prefetch(s.key[i] + d, 0, 2);
     turn(&s.key[t], std::min<int64_t>(WIDTH, count - t), dim, s.keys.data());
     for (int64_t r = 0; r < num; r += ROWS) {
 #define SCORES(M) scores_of<M>(&s.queries[r * dim], s.keys.data(), dim, &s.scores[r * wide + t], wide)
