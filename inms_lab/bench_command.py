@@ -205,12 +205,13 @@ def _numbers(text: str) -> list[int]:
 
 def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]) -> None:
     """Measure, then print the result behind its header."""
-    from inms_lab.bench.header import header
+    from inms_lab.bench.header import Others, header
 
     as_json, seed, repeat = options
     if repeat < 1:
         raise BadInput(f"a measurement is repeated at least once, not {repeat} times")
-    result = header(name, seed, repeat) | measured()
+    others, found = Others(), measured()
+    result = header(name, seed, repeat) | {"others_cores": others.cores()} | found
     if as_json:
         print(json.dumps(result))
         return

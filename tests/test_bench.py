@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import nn
 from inms_lab.attention.batch import Batch, Span, TileRef
 from inms_lab.bench import contexts, crossover, decode, gap, growth, parts, placement, ttft, view
 from inms_lab.bench.contexts import WARM_UP, Contexts, Steps, Work, cut, room_for
+from inms_lab.bench.header import Others
 from inms_lab.errors import BadInput
 from inms_lab.kernels.build import compiler
 from inms_lab.model import from_model
@@ -303,6 +305,7 @@ def test_the_command_prints_tables_and_json() -> None:
     found = json.loads(run("view", "--tokens", "4", "--repeat", "1", "--json"))
     assert (found["bench"], found["repeat"], found["seed"]) == ("view", 1, 0)
     assert "view_ratio" in found["bare"]
+    assert 0 <= found["others_cores"] <= found["machine"]["cores"]
 
 
 def test_rows_are_printed_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,6 +322,15 @@ def test_rows_are_printed_below_each_other(capsys: pytest.CaptureFixture[str]) -
         "     1      2.5",
         "    16    10.25",
     ]
+
+
+def test_what_others_use_leaves_this_process_out() -> None:
+    others = Others()
+    others._own -= 100.0  # as if all that was used, and more, had been used here
+    ends = time.monotonic() + 0.2
+    while time.monotonic() < ends:
+        pass
+    assert others.cores() == 0
 
 
 def test_texts_are_nobody_elses() -> None:

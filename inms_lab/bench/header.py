@@ -7,6 +7,7 @@ import platform
 import shlex
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +35,28 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
     }
+
+
+class Others:
+    """How many cores everybody else used since this was made: a busy machine measures little."""
+
+    def __init__(self) -> None:
+        self._started, self._busy, self._own = self._now()
+
+    def cores(self) -> float:
+        """The mean number of cores."""
+        now, busy, own = self._now()
+        used = (busy - self._busy) - (own - self._own)
+        return round(max(0.0, used / (now - self._started)), 2)
+
+    def _now(self) -> tuple[float, float, float]:
+        """Seconds: of the clock, of all cores at work, of this process and its children."""
+        import psutil
+
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        return time.monotonic(), sum(times) - idle - guests, sum(own[:4])
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
