@@ -187,6 +187,8 @@ def test_decode_says_what_a_step_is_made_of(runner: Runner) -> None:
     share = found["read_gb_per_s"] / found["bandwidth_gb_per_s"]
     assert found["bandwidth_share"] == pytest.approx(share, abs=0.01)
     made_of = dict(found["parts_ms"])
+    assert made_of["products"] > 0 < made_of["attention"]
+    assert made_of["other"] > 0, "parts are of the steps that they are set beside"
     assert made_of.pop("step") == pytest.approx(sum(made_of.values()), abs=0.01)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Event as Flag
@@ -28,6 +28,7 @@ from inms_lab.store import KVStore, runs
 from inms_lab.usage import held_bytes
 
 NOISE = 64  # slots that are drawn; what is longer repeats them
+Clock = Callable[[], tuple[float, ...]]
 WARM_UP = 3  # steps of a round that its median does not count
 
 
@@ -110,11 +111,12 @@ class Drawn:
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Seconds of each step in which every agent writes a token, the first `WARM_UP` of each round
-    included; of it bookkeeping; KV bytes held at the most."""
+    included; of it bookkeeping, and parts that a clock told; KV bytes held at the most."""
 
     rounds: tuple[tuple[float, ...], ...]
     bookkeeping: tuple[float, ...]  # of counted steps
     held: int
+    parts: tuple[tuple[float, ...], ...] = ()  # of counted steps
 
     @property
     def counted(self) -> list[float]:
@@ -176,25 +178,28 @@ class Contexts:
                     self.agents.append(agent)
         self.model.drawing = False
 
-    def write(self, count: int, rounds: int = 1) -> Steps:
-        """`count` steps a round behind the warm-up; afterwards the contexts are as before."""
+    def write(self, count: int, rounds: int = 1, clock: Clock = tuple) -> Steps:
+        """`count` steps a round behind the warm-up; afterwards the contexts are as before.
+        `clock`: seconds so far of parts of a step, read at the end of each."""
         found, spent, engine = list[tuple[float, ...]](), list[float](), self.lab.engine
+        parts = list[tuple[float, ...]]()
         per_token, held = engine.cache.store.bytes_per_token, 0
 
         def note(report: StepReport) -> None:
             nonlocal held
             alone = all(chunk.stop - chunk.start == 1 for chunk in report.chunks)
             if len(report.tokens) == len(report.chunks) == len(self.agents) and alone:
-                notes.append((time.perf_counter(), engine.bookkeeping))
+                notes.append((time.perf_counter(), engine.bookkeeping, *clock()))
                 held = max(held, held_bytes(engine.ledger, per_token))
 
         for _ in range(rounds):
-            notes: list[tuple[float, float]] = []
+            notes: list[tuple[float, ...]] = []
             self.all_write(WARM_UP + count + 1, note)
-            steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(notes)]
-            found.append(tuple(seconds for seconds, _ in steps))
-            spent += [seconds for _, seconds in steps[WARM_UP:]]
-        return Steps(tuple(found), tuple(spent), held)
+            steps = [tuple(y - x for x, y in zip(a, b, strict=True)) for a, b in pairwise(notes)]
+            found.append(tuple(step[0] for step in steps))
+            spent += [step[1] for step in steps[WARM_UP:]]
+            parts += [step[2:] for step in steps[WARM_UP:]]
+        return Steps(tuple(found), tuple(spent), held, tuple(parts))
 
     def all_write(self, num_tokens: int, note: Any) -> None:
         """Every agent writes at once and forgets it again; `note` hears of each step."""

@@ -73,9 +73,8 @@ def parts_ms(contexts: Contexts, runner: Runner) -> dict[str, Any]:
     if runner.device.type != "cpu":
         return {}
     with clocked(runner) as clock:
-        steps = contexts.write(CLOCKED)
-    taken = len(steps.rounds[0]) + 1  # the first token's step is no gap, but it was timed
-    products, attention = (1e3 * s / taken for s in (clock.products, clock.attention))
+        steps = contexts.write(CLOCKED, clock=lambda: (clock.products, clock.attention))
+    products, attention = (1e3 * statistics.mean(part) for part in zip(*steps.parts, strict=True))
     step, books = (1e3 * statistics.mean(s) for s in (steps.counted, steps.bookkeeping))
     parts = {
         "step": step,
