@@ -141,6 +141,12 @@ class Player:
             self.cache.record(evicted(self.pool, victims, "room", ()))
 
 
+def enough(requests: Sequence[Request], capacity: int) -> int:
+    """The capacity, or all blocks of the trace if these are fewer: room for more changes nothing,
+    and books for it would take memory."""
+    return min(capacity, sum(len(request.blocks) for request in requests))
+
+
 def tokens_of(request: Request) -> array[int]:
     """A text's own tokens, or those that stand for its blocks: 16 numbers each, nobody else's."""
     if request.tokens is not None:
@@ -166,7 +172,7 @@ def replay(
     if played.capacity < 1:
         raise BadInput(f"a cache of {capacity} blocks keeps nothing: give at least one")
     longest = max(-(-len(r.tokens) // block_size) if r.tokens else len(r.blocks) for r in requests)
-    player = Player(played.capacity, longest, block_size, keep_log)
+    player = Player(enough(requests, played.capacity), longest, block_size, keep_log)
     authors = [""] * player.pool.spec.num_blocks  # who has computed a block
     sessions = {request.holder: request.session for request in requests}
     begun: set[str] = set()  # sessions

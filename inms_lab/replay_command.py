@@ -42,11 +42,13 @@ def replay(
     from inms_lab.model.progress import bar
 
     if block_size < 1:
-        raise BadInput(f"a block has at least one token, not {block_size}")
+        raise BadInput(f"--block-size: a block has at least one token, not {block_size}")
+    if capacity is not None and capacity < 1:
+        raise BadInput(f"--capacity {capacity} keeps nothing: give at least one block")
+    capacities = numbers(curve) if curve else []
     started = time.perf_counter()
     stream = read(trace, share_tools, model, block_size, requests)
     size = block_size if stream[0].tokens is not None else played_by.SIZE
-    capacities = numbers(curve) if curve else []
     keep = save is not None or html is not None
     with bar(len(stream), "playing", unit=" requests") as progress:
         played, log = played_by.replay(stream, capacity, size, keep_log=keep, tick=progress.update)
@@ -67,9 +69,12 @@ def replay(
 def numbers(text: str) -> list[int]:
     """Whole numbers with commas between them."""
     try:
-        return [int(part) for part in text.split(",")]
+        found = [int(part) for part in text.split(",")]
     except ValueError:
-        raise BadInput(f"{text!r} is no list of capacities: write for example 1000,10000") from None
+        found = [0]
+    if min(found) < 1:
+        raise BadInput(f"--curve {text!r} is no list of capacities: write for example 1000,10000")
+    return found
 
 
 def read(
@@ -79,7 +84,7 @@ def read(
     from inms_lab.trace import read_trace
 
     if count is not None and count < 1:
-        raise BadInput(f"{count} requests are none: give at least 1")
+        raise BadInput(f"--requests: {count} requests are none: give at least 1")
 
     def encode(text: str) -> list[int]:
         if not tokenizer:
@@ -89,7 +94,7 @@ def read(
         return list(tokenizer[0](text))
 
     tokenizer: list[Any] = []
-    return list(islice(read_trace(path, share_tools, encode, block_size), count))
+    return read_trace(path, share_tools, encode, block_size)[:count]
 
 
 def as_dict(name: str, played: Played, rates: dict[int, float], seconds: float) -> dict[str, Any]:

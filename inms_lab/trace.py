@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from inms_lab.errors import BadInput
-from inms_lab.messages import Message, read_requests, values_in
+from inms_lab.messages import SUFFIXES, Message, read_requests, values_in
 
 MAX_BLOCKS = 1 << 27  # different ones: their stand-in tokens are int32
 EXPECTED = "hash_ids (a request); or id, requests and block_size (a session); or a message list"
@@ -66,8 +66,12 @@ def read_trace(
     """The requests of a trace in the order in which they are to be played; those without a whole
     block are left out. `encode` and `block_size` are for traces of text.
 
-    Raises `BadInput`, with the number of the line, for a file of another form.
+    Raises `BadInput`: for no file, or with the number of the line for one of another form.
     """
+    if not path.exists():
+        raise BadInput(f"there is no {path}: give a trace ({', '.join(SUFFIXES)})")
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder: give one file in it ({', '.join(SUFFIXES)})")
     reader, forms = _Reader(share_tools), set[str]()
     timed: list[tuple[float, Request]] = []
     for number, value in values_in(path):

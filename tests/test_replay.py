@@ -133,6 +133,16 @@ def test_a_capacity_of_nothing_is_refused() -> None:
         replay([request([1])], 0)
 
 
+def test_a_capacity_beyond_the_trace_changes_nothing(trace: Path) -> None:
+    requests = [request([0, 1, 2]), request([2, 1]), request([0, 1, 5])]
+    played, log = replay(requests, 1 << 70)
+    assert played.capacity == 1 << 70
+    assert log.replay().pools["common"].spec.num_blocks == 8 + 3
+    assert played.all.hits == replay(requests, 8)[0].all.hits == 2
+    assert curve(requests, [1 << 70])[1 << 70] == curve(requests, [8])[8]
+    assert bookkeeping.Rounds(trace, 1 << 70).play()[1] == 9 / 15
+
+
 def test_a_curve_has_a_point_for_each_capacity() -> None:
     requests = grown(2, 80)
     total = sum(len(r.blocks) for r in requests)
@@ -170,8 +180,21 @@ def test_the_command_prints_one_object_and_a_table(trace: Path) -> None:
     assert "0.4286" in table
     with pytest.raises(BadInput, match="list of capacities"):
         run("replay", trace, "--curve", "2,x")
-    with pytest.raises(BadInput, match="at least 1"):
+    with pytest.raises(BadInput, match=r"--requests.*at least 1"):
         run("replay", trace, "--requests", 0)
+    assert "0.6000" in run("replay", trace, "--requests", 10**23, "--capacity", 10**23)
+    with pytest.raises(BadInput, match="--capacity 0"):
+        run("replay", trace, "--capacity", 0)
+    with pytest.raises(BadInput, match=r"--curve.*list of capacities"):
+        run("replay", trace, "--curve", "2,0")
+
+
+@pytest.mark.parametrize("command", ["replay", "bench bookkeeping --trace"])
+def test_a_folder_or_no_file_is_refused_with_what_to_give(command: str, trace: Path) -> None:
+    with pytest.raises(BadInput, match="is a folder: give one file"):
+        run(*command.split(), trace.parent)
+    with pytest.raises(BadInput, match=r"there is no .*nowhere: give a trace \(.jsonl"):
+        run(*command.split(), trace.parent / "nowhere")
 
 
 def test_the_log_opens_in_the_view(trace: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inms_lab.bench.header import spread
 from inms_lab.errors import BadInput
-from inms_lab.replay import SIZE, Player, tokens_of
+from inms_lab.replay import SIZE, Player, enough, tokens_of
 from inms_lab.trace import Request, read_trace
 
 
@@ -22,11 +22,13 @@ class Rounds:
 
     def __init__(self, trace: Path, capacity: int, share_tools: bool = False) -> None:
         if capacity < 1:
-            raise BadInput(f"a cache of {capacity} blocks keeps nothing: give at least one")
-        self.capacity = capacity
+            raise BadInput(
+                f"--capacity: a cache of {capacity} blocks keeps nothing: give at least one"
+            )
         self.requests: Sequence[Request] = read_trace(trace, share_tools)
         self.tokens = [tokens_of(request) for request in self.requests]
         self.num_blocks = sum(len(request.blocks) for request in self.requests)
+        self.capacity = enough(self.requests, capacity)
         self.longest = max(-(-len(tokens) // SIZE) for tokens in self.tokens)
 
     def play(self) -> tuple[float, float]:
