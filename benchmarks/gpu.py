@@ -30,7 +30,8 @@ from inms_lab.bench.header import machine, spread
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.model import from_model, runner
 from inms_lab.model.capture import Graphs, on_cuda
-from inms_lab.model.runner import Geometry, Runner, load_model
+from inms_lab.model.loader import load_model
+from inms_lab.model.runner import Geometry, Runner
 from inms_lab.model.source import default_folder
 
 HALF = {torch.bfloat16: 4e-2, torch.float16: 5e-3}  # as in tests/test_triton.py

@@ -69,7 +69,7 @@ def fragments(
 def tokenizer_of(model: str) -> tuple[Encode, int]:
     """From text to token ids, control tokens spelt out; and the KV bytes of a token in float32."""
     from inms_lab.geometry import from_config
-    from inms_lab.model.runner import load_tokenizer
+    from inms_lab.model.loader import load_tokenizer
     from inms_lab.model.source import resolve
 
     folder = resolve(model)

@@ -13,7 +13,7 @@ from layouts import Layout
 from torch import nn
 from torch.nn import functional
 
-from inms_lab.attention.batch import Span, build
+from inms_lab.attention.batch import Span, TileRef, build
 from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels import build as building
 from inms_lab.kernels.native import Native
@@ -93,7 +93,7 @@ def test_a_layer_uses_the_weights_that_it_holds_now(native: Native) -> None:
     model[0].weight = nn.Parameter(model[0].weight * 2)
     model[0].bias = None
     after = model(x)
-    fused.uninstall(chosen)
+    assert fused.uninstall(model) == chosen
     assert "forward" not in vars(model[0])
     assert torch.allclose(after, model(x), atol=1e-5)
     assert not torch.allclose(before, after)
@@ -147,7 +147,7 @@ def test_a_module_is_fused_only_if_the_kernel_gives_what_it_gives(
         assert torch.allclose(full, own, atol=1e-5 * max(1.0, size), rtol=1e-5)
         assert not is_fused or torch.equal(module(x[2:3]), full[2:3])
         assert module(x[:0]).shape == (0, width)
-        fused.uninstall(chosen)
+        fused.uninstall(module)
 
 
 @pytest.mark.parametrize("name", sorted(models.WANTED))
@@ -314,3 +314,116 @@ def test_a_model_that_is_loaded_already_cannot_be_compiled_by_a_lab() -> None:
         Lab(from_model(models.llama()), compile=True)
     half = from_model(models.llama().to(torch.bfloat16), compile=True)
     assert half.native is None
+
+
+# what was found by trying to break it -------------------------------------------------------------
+
+
+def logits(runner: Runner, tokens: list[int]) -> torch.Tensor:
+    """Of every token, through the lab's attention."""
+    store = runner.new_store()
+    store.open("p", 64)
+    tiles = [TileRef("p", 0, 0, min(16, len(tokens)))]
+    slots = [("p", i) for i in range(len(tokens))]
+    batch = runner.batch([Span(0, tokens, range(len(tokens)), slots, tiles, True)], store, 16)
+    batch.logit_rows = torch.arange(batch.input_ids.shape[1])
+    runner.run(batch)
+    return runner.last_logits[: len(tokens)].float()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_a_model_that_is_cast_later_is_computed_by_torch(dtype: torch.dtype) -> None:
+    model = models.llama()
+    runner = from_model(model, compile=True)
+    tokens = [1, 2, 3, 4, 5]
+    model.to(dtype)
+    error = (logits(runner, tokens) - runner.dense(tokens)).abs().max()
+    assert error < (0.2 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_a_later_runner_of_a_model_finds_it_as_it_was() -> None:
+    model = models.llama()
+    first = from_model(model, compile=True)
+    own = first.dense([1, 2, 3])
+    second = from_model(model)
+    assert not [m for m in model.modules() if "forward" in vars(m)]
+    assert torch.equal(second.dense([1, 2, 3]), own)
+    third = from_model(model, compile=True)
+    assert all(f.own.__self__ is m for m, f in third.fused.items())
+    second.dense([1, 2, 3])
+    assert all(vars(m)["forward"] is f for m, f in third.fused.items())
+
+
+def test_a_module_that_clips_large_numbers_keeps_its_own_forward(native: Native) -> None:
+    module = Gated(lambda x: functional.silu(x.clamp(max=50.0)))
+    assert module not in fused.forwards(native, module, attend)
+
+
+def test_an_adapter_a_hook_or_another_activation_is_not_overlooked(native: Native) -> None:
+    class Act(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return functional.silu(x)
+
+    x = torch.randn(3, 48)
+    for change in ("adapter", "hook", "activation", "bias", "narrow"):
+        module = Gated(Act())
+        fused.install(fused.forwards(native, module, attend))
+        assert "forward" in vars(module)
+        if change == "adapter":
+            module.gate_proj = nn.Sequential(module.gate_proj, nn.Linear(100, 100))
+        elif change == "hook":
+            module.gate_proj.register_forward_hook(lambda *a: a[-1] + 1)
+        elif change == "activation":
+            module.act = nn.GELU()
+        elif change == "bias":
+            module.up_proj.bias = nn.Parameter(torch.ones(100))
+        else:
+            module.gate_proj.weight = nn.Parameter(torch.randn(1, 48))
+            module.gate_proj.out_features = 1
+        now = module(x)
+        fused.uninstall(module)
+        assert torch.allclose(now, module(x), atol=1e-5), change
+
+
+@pytest.mark.parametrize("damage", ["cut", "trash", "empty", "sum"])
+def test_a_damaged_library_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str
+) -> None:
+    monkeypatch.setenv("INMS_LAB_CACHE", str(tmp_path))
+    made: list[Any] = []
+    whole = building._sum
+    monkeypatch.setattr(building, "_compile", lambda found, target: made.append(target))
+    target = building.cache_folder() / f"{building._name(building.compiler() or '')}.so"
+    target.parent.mkdir(parents=True)
+    content = {"cut": b"\x7fELF" + b"0" * 100, "trash": b"no library", "empty": b"", "sum": b"x"}
+    target.write_bytes(content[damage])
+    if damage == "sum":
+        target.with_suffix(".sum").write_bytes(b"\xff")
+    elif damage == "cut":
+        target.with_suffix(".sum").write_text(whole(target))
+    building.library.cache_clear()
+    try:
+        with pytest.raises(CompilerMissing, match="cannot be loaded"):
+            building.library()
+        assert made == [target]
+    finally:
+        building.library.cache_clear()
+
+
+@pytest.mark.parametrize("script", ["just words", "#!/no/such/shell\n", "#!/bin/sh\nexit 0\n"])
+def test_a_broken_compiler_is_a_named_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str
+) -> None:
+    broken = tmp_path / "c++"
+    broken.write_text(script)
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    monkeypatch.setenv("INMS_LAB_CACHE", str(tmp_path / "cache"))
+    building.library.cache_clear()
+    try:
+        runner = from_model(models.llama(), compile=True)
+        assert runner.native is None
+        with pytest.raises(CompilerMissing):
+            building.library()
+    finally:
+        building.library.cache_clear()

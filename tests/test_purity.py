@@ -32,7 +32,8 @@ from hypothesis import strategies as st
 from inms_lab.attention import batch as batching
 from inms_lab.attention.batch import Span, TileRef, build
 from inms_lab.attention.tiles import merge, read_tiles_plain
-from inms_lab.model.runner import Runner, load_model
+from inms_lab.model.loader import load_model
+from inms_lab.model.runner import Runner
 from inms_lab.store import KVStore
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "llama3")

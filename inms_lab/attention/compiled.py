@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from inms_lab.attention.layout import Layout
+from inms_lab.errors import ModelRefused
 from inms_lab.kernels.native import Native, Pointer
 from inms_lab.store import KVStore
 
@@ -61,6 +62,8 @@ class Compiled:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Write k and v [T, K, D], then read q [T', H, D], own rows first -> out [T, H, D]."""
+        if not q.dtype == k.dtype == v.dtype == torch.float32:
+            raise ModelRefused(f"compiled kernels read float32, and the model computes {q.dtype}")
         heads = q.shape[1]
         if self._plan is None:
             self._plan = self._bound(heads)

@@ -58,21 +58,58 @@ def library() -> ctypes.CDLL:
         )
     target = cache_folder() / f"{_name(found)}.so"
     try:
+        if (ready := _loaded(target)) is not None:
+            return ready
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
-            if not target.exists():
+            if (ready := _loaded(target)) is None:  # none yet, or a damaged one: made anew
                 _compile(found, target)
-            return ctypes.CDLL(str(target))
+                ready = _loaded(target)
     except OSError as error:
-        raise CompilerMissing(f"the kernels cannot be kept or loaded: {error}") from error
+        raise CompilerMissing(
+            f"the kernels cannot be kept in {target.parent} ({error}): set INMS_LAB_CACHE to a "
+            "folder that you can write"
+        ) from error
+    if ready is None:
+        raise CompilerMissing(f"what {found} built cannot be loaded: set CXX to another compiler")
+    return ready
+
+
+def _loaded(target: Path) -> ctypes.CDLL | None:
+    """The library, if it is whole: a file that was cut would take the process with it."""
+    try:
+        whole = _sum(target) == target.with_suffix(".sum").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return None
+    try:
+        return ctypes.CDLL(str(target)) if whole else None
+    except OSError:
+        return None
+
+
+def _sum(file: Path) -> str:
+    return blake2b(file.read_bytes(), digest_size=16).hexdigest()
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Exit status, output and errors of a compiler."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CompilerMissing(
+            f"{command[0]} does not run ({error}): set CXX to another compiler"
+        ) from error
+    out, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return done.returncode, out, errors
 
 
 def _name(found: str) -> str:
     """A digest of everything that the result depends on."""
     digest = blake2b(digest_size=12)
-    version = subprocess.run([found, "--version"], capture_output=True, check=False).stdout
-    for part in (version, _processor().encode(), " ".join(FLAGS).encode()):
-        digest.update(part + b"\0")
+    for part in (_run([found, "--version"])[1], _processor(), " ".join(FLAGS)):
+        digest.update(part.encode() + b"\0")
     for name in (*SOURCES, *HEADERS):
         digest.update(Path(__file__).with_name(name).read_bytes())
     return digest.hexdigest()
@@ -91,16 +128,14 @@ def _compile(found: str, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "made.so"
         sources = [str(Path(__file__).with_name(name)) for name in SOURCES]
-        command = [found, *FLAGS, "-o", str(made), *sources]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=SECONDS, check=False
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CompilerMissing(f"{found} does not finish: {error}") from error
-        if done.returncode:
-            first = next((x for x in done.stderr.splitlines() if "error" in x), done.stderr[:200])
+        status, _, errors = _run([found, *FLAGS, "-o", str(made), *sources])
+        if status or not made.exists():
+            lines = errors.splitlines() or ["it gave no reason"]
+            first = next((line for line in lines if "error" in line), lines[0])
             raise CompilerMissing(
                 f"{found} cannot build the kernels ({first.strip()}): set CXX to another compiler"
             )
+        check = made.with_suffix(".sum")
+        check.write_text(_sum(made), encoding="ascii")
         made.replace(target)
+        check.replace(target.with_suffix(".sum"))

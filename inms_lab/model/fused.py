@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from inms_lab.errors import InmsError
 from inms_lab.kernels.native import Native, is_plain
+from inms_lab.model.trials import ROWS, Recorder, agree, drawn
 
 Forward: TypeAlias = Callable[..., Any]
-ROWS, TOLERANCE = 3, 1e-5  # of a trial; relative to the largest number
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -26,7 +25,7 @@ def forwards(native: Native, model: nn.Module, attend: Forward) -> dict[nn.Modul
     found: dict[nn.Module, Forward] = {}
     for module in model.modules():
         for made in _candidates(native, module, attend):
-            if _agree(module, made):
+            if agree(made):
                 found[module] = made
                 break
     return found
@@ -38,11 +37,25 @@ def install(chosen: dict[nn.Module, Forward]) -> None:
         module.forward = forward  # type: ignore[method-assign]
 
 
-def uninstall(chosen: dict[nn.Module, Forward]) -> None:
-    """Give each its own forward back."""
-    for module, forward in chosen.items():
-        if module.__dict__.get("forward") is forward:
+def uninstall(model: nn.Module) -> dict[nn.Module, Forward]:
+    """Give every module its own forward back; what was taken away, for `install`."""
+    taken: dict[nn.Module, Forward] = {}
+    for module in model.modules():
+        forward = module.__dict__.get("forward")
+        if isinstance(forward, (_Module, _Attention)):
+            taken[module] = forward
             del module.forward
+    return taken
+
+
+def _is_plain_linear(part: Any) -> bool:
+    """Whether a projection is a linear layer and nothing more: no adapter, no hook."""
+    return (
+        type(part) is nn.Linear
+        and not (part._forward_hooks or part._forward_pre_hooks)
+        and is_plain(part._parameters.get("weight"), part._parameters["bias"])
+        and part._parameters.get("weight") is not None
+    )
 
 
 class _Module:
@@ -57,6 +70,14 @@ class _Module:
             out: torch.Tensor = self.own(x)
             return out
         return self.compute(x)
+
+    def pairs(self, size: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By the kernel and by the module, for numbers of this size."""
+        x = self.inputs() * size
+        with torch.inference_mode():
+            if not self.takes(x):
+                raise TypeError("not for this kernel")
+            return [(self.compute(x), self.own(x))]
 
     def takes(self, x: torch.Tensor) -> bool:
         """Whether the kernel computes this."""
@@ -73,22 +94,25 @@ class _Module:
 
 class _Linear(_Module):
     def takes(self, x: torch.Tensor) -> bool:
-        held = self.module._parameters
-        fits = x.shape[-1] == held["weight"].shape[1]
-        return fits and x.dtype == torch.float32 and is_plain(held["weight"], held["bias"])
+        weight = self.module._parameters.get("weight")
+        fits = weight is not None and x.shape[-1] == weight.shape[1]
+        return (
+            fits and x.dtype == torch.float32 and is_plain(weight, self.module._parameters["bias"])
+        )
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         held = self.module._parameters
         return self.native.linear(held["weight"], held["bias"], x)
 
     def inputs(self) -> torch.Tensor:
-        return torch.randn(ROWS, self.module.in_features)
+        return drawn(ROWS, self.module.in_features)
 
 
 class _Norm(_Module):
-    def __init__(self, native: Native, module: Any) -> None:
-        super().__init__(native, module)
-        self.eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+    @property
+    def eps(self) -> float:
+        """What is added to the mean square."""
+        return float(getattr(self.module, "variance_epsilon", getattr(self.module, "eps", 0.0)))
 
     def takes(self, x: torch.Tensor) -> bool:
         weight = self.module._parameters["weight"]
@@ -98,25 +122,40 @@ class _Norm(_Module):
         return self.native.norm(self.module._parameters["weight"], self.eps, x)
 
     def inputs(self) -> torch.Tensor:
-        return torch.randn(ROWS, len(self.module.weight)) * 0.01  # small: so that eps shows
+        return drawn(ROWS, len(self.module.weight)) * 0.01  # small: so that eps shows
 
 
 class _Gated(_Module):
+    PARTS = ("gate_proj", "up_proj", "down_proj")
+
+    def __init__(self, native: Native, module: Any) -> None:
+        super().__init__(native, module)
+        self.rest = self._rest()
+
+    def _rest(self) -> list[Any]:
+        """What else is in it: the activation."""
+        return [part for name, part in self.module._modules.items() if name not in self.PARTS]
+
     def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         parts = self.module._modules
         gate, up, down = (parts[f"{x}_proj"]._parameters["weight"] for x in ("gate", "up", "down"))
         return gate, up, down
 
     def takes(self, x: torch.Tensor) -> bool:
+        parts = [self.module._modules[name] for name in self.PARTS]
+        if not all(_is_plain_linear(p) and p.bias is None for p in parts):
+            return False
+        if any(a is not b for a, b in zip(self._rest(), self.rest, strict=False)):
+            return False
         gate, up, down = self.weights()
         fits = gate.shape == up.shape == down.shape[::-1] and x.shape[-1] == gate.shape[1]
-        return fits and x.dtype == torch.float32 and is_plain(gate, up, down)
+        return fits and x.dtype == torch.float32
 
     def compute(self, x: torch.Tensor) -> torch.Tensor:
         return self.native.gated(*self.weights(), x)
 
     def inputs(self) -> torch.Tensor:
-        return torch.randn(ROWS, self.module.gate_proj.in_features)
+        return drawn(ROWS, self.module.gate_proj.in_features)
 
 
 class _Attention:
@@ -134,16 +173,13 @@ class _Attention:
         **kwargs: Any,
     ) -> tuple[torch.Tensor, Any]:
         """hidden_states [1, T, N] -> [1, T, N]; without a batch of ours, the module's own."""
-        parts = [self.module._modules[name]._parameters for name in PROJECTIONS]
-        weights = [part["weight"] for part in parts]
-        biases = [part["bias"] for part in parts]
         if (
             kwargs.get("inms_batch") is None
             or position_embeddings is None
             or cache is not None
             or torch.is_grad_enabled()
             or hidden_states.dtype != torch.float32
-            or not is_plain(*weights, *biases)
+            or not self._fits(hidden_states)
         ):
             return self.own(  # type: ignore[no-any-return]
                 hidden_states,
@@ -152,6 +188,9 @@ class _Attention:
                 cache=cache,
                 **kwargs,
             )
+        parts = [self.module._modules[name]._parameters for name in PROJECTIONS]
+        weights = [part["weight"] for part in parts]
+        biases = [part["bias"] for part in parts]
         cos, sin = position_embeddings
         x, dim = hidden_states[0], self.module.head_dim
         heads = self.native.heads(weights, biases, cos[0], sin[0], x, dim)
@@ -160,15 +199,27 @@ class _Attention:
         out, _ = self.attend(self.module, q, k, v, attention_mask, scaling=scale, **kwargs)
         return self.module.o_proj(out.reshape(1, len(x), -1)), None
 
+    def _fits(self, x: torch.Tensor) -> bool:
+        """Whether the projections are such as the kernel reads, and of one width."""
+        parts = [self.module._modules[name] for name in PROJECTIONS]
+        if not all(map(_is_plain_linear, parts)):
+            return False
+        q, k, v = (part.weight.shape for part in parts)
+        dim = self.module.head_dim
+        return q[1] == k[1] == x.shape[-1] and k == v and q[0] % dim == 0 and k[0] % dim == 0
 
-class _Recorder:
-    """A batch that keeps what an attention asks; its answer depends on the shape alone."""
-
-    def attend(
-        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
-    ) -> torch.Tensor:
-        self.asked = [q.clone(), k.clone(), v.clone(), torch.tensor([float(layer), scale])]
-        return torch.linspace(-1, 1, q.numel()).view(q.shape)
+    def pairs(self, size: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What both ask of the batch, and what they make of its answer."""
+        angles = drawn(1, ROWS, self.module.head_dim // 2).mul(6).repeat(1, 1, 2)
+        asked = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
+        x = drawn(1, ROWS, self.module.q_proj.in_features) * size
+        batches = Recorder(), Recorder()
+        with torch.inference_mode():
+            own, mine = (
+                forward(x, **asked, inms_batch=batch)[0]
+                for forward, batch in zip((self.own, self), batches, strict=True)
+            )
+        return [(mine, own), *zip(batches[1].asked, batches[0].asked, strict=True)]
 
 
 def _candidates(native: Native, module: Any, attend: Forward) -> Iterator[Any]:
@@ -183,38 +234,3 @@ def _candidates(native: Native, module: Any, attend: Forward) -> Iterator[Any]:
             yield _Gated(native, module)
     elif {*PROJECTIONS, "o_proj"} <= linears and hasattr(module, "head_dim"):
         yield _Attention(native, module, attend)
-
-
-def _agree(module: nn.Module, made: Any) -> bool:
-    """Whether the kernel gives what the module gives."""
-    try:
-        pairs = _attentions(module, made) if isinstance(made, _Attention) else _outputs(made)
-    except (InmsError, TypeError, ValueError, AttributeError, LookupError, RuntimeError):
-        return False  # it is not what it looks like
-    return all(
-        mine.shape == own.shape
-        and bool((mine - own).abs().max() <= TOLERANCE * own.abs().max().clamp(min=1e-3))
-        for mine, own in pairs
-    )
-
-
-def _outputs(made: _Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    x = made.inputs()
-    with torch.inference_mode():
-        if not made.takes(x):
-            raise TypeError("not for this kernel")
-        return [(made.compute(x), made.own(x))]
-
-
-def _attentions(module: Any, made: _Attention) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """What both ask of the batch, and what they make of its answer."""
-    x = torch.randn(1, ROWS, module.q_proj.in_features)
-    angles = torch.rand(1, ROWS, module.head_dim // 2).mul(6).repeat(1, 1, 2)
-    asked = {"position_embeddings": (angles.cos(), angles.sin()), "attention_mask": None}
-    batches = _Recorder(), _Recorder()
-    with torch.inference_mode():
-        own, mine = (
-            forward(x, **asked, inms_batch=batch)[0]
-            for forward, batch in zip((made.own, made), batches, strict=True)
-        )
-    return [(mine, own), *zip(batches[1].asked, batches[0].asked, strict=True)]

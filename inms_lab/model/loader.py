@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from inms_lab.errors import (
@@ -30,7 +30,7 @@ from inms_lab.model.admission import ADVICE, admit
 from inms_lab.model.chat import ChatFormat
 from inms_lab.model.digest import model_digest
 from inms_lab.model.progress import say
-from inms_lab.model.runner import Runner, load_model, load_tokenizer
+from inms_lab.model.runner import Runner
 from inms_lab.model.source import DEFAULT_MODEL, resolve
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -101,7 +101,14 @@ def _admitted(
             runner.compile()
         except (CompilerMissing, BadInput) as error:
             say(f"{error}; going on with torch's own operators", enabled=progress)
-    admit(runner)
+    try:
+        admit(runner)
+    except ModelRefused as error:
+        if runner.native is None:
+            raise
+        say(f"without compiled kernels, for with them: {error}", enabled=progress)
+        runner.decompile()
+        admit(runner)
     runner.tokenizer = tokenizer
     runner.chat = ChatFormat.of(tokenizer) if tokenizer is not None else None
     runner.stop_tokens = _stop_tokens(model, tokenizer)
@@ -194,3 +201,24 @@ def _memory_digest(model: PreTrainedModel) -> str:
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         digest.update(raw.numpy().data)
     return digest.hexdigest()
+
+
+def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTrainedModel:
+    """The causal language model in `folder`, its weights mapped where that is possible.
+
+    `dtype` "auto" is the model's own. Raises `ModelCorrupted` if a weight is missing, which
+    transformers would only draw at random.
+    """
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, output_loading_info=True
+    )
+    if missing := sorted(info["missing_keys"]):
+        raise ModelCorrupted(
+            f"{folder} lacks {len(missing)} weights ({missing[0]}): copy or download it again"
+        )
+    return model.to(device)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in `folder`."""
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)

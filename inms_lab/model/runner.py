@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from threading import Event
+from threading import Event, RLock
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from inms_lab.attention.batch import Batch, Span, build
-from inms_lab.errors import ModelCorrupted, ModelRefused
+from inms_lab.errors import ModelRefused
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
 from inms_lab.model import fused
@@ -108,6 +107,8 @@ class Runner:
     def __init__(self, model: PreTrainedModel, name: str, digest: str) -> None:
         AttentionInterface.register(ATTENTION, attend)
         self.model, self.name, self.digest = model.eval(), name, digest
+        fused.uninstall(self.model)  # what an earlier runner gave it
+        self._busy = RLock()  # a dense forward changes the model for as long as it takes
         self.model.set_attn_implementation(ATTENTION)
         self.stock = "sdpa" if getattr(model, "_supports_sdpa", True) else "eager"
         self.config = model.config.get_text_config()
@@ -159,6 +160,11 @@ class Runner:
             self.fused = fused.forwards(self.native, self.model, attend)
             fused.install(self.fused)
 
+    def decompile(self) -> None:
+        """Back to torch's operators."""
+        fused.uninstall(self.model)
+        self.native, self.fused = None, {}
+
     def report(self) -> str:
         """What the admission found, layer by layer."""
         return self.admission.report() if self.admission else f"{self.name}: not admitted yet"
@@ -197,51 +203,34 @@ class Runner:
     def batch(self, spans: Sequence[Span], store: KVStore, tile: int) -> Batch:
         """These spans as one forward's batch, for `run`."""
         native = self.native
-        if native is not None and not native.serves(self.geometry.head_dim):
+        cpu = isinstance(native, Native)  # whose kernels take float32 only, whatever became of it
+        floats = not cpu or self.dtype == store.dtype == torch.float32
+        if native is not None and not (floats and native.serves(self.geometry.head_dim)):
             native = None
         heads = self.geometry.num_heads
         return build(spans, store, tile, heads, self.row_multiple, self.rotations, native)
 
     def run(self, batch: Batch) -> None:
         """One forward of the whole model under our attention; the logits stay in `last_logits`."""
-        out = self.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            inms_batch=batch,
-        )
+        with self._busy:
+            out = self.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                inms_batch=batch,
+            )
         self.last_logits = out.logits[0]
 
     @torch.inference_mode()
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:
         """The slower truth: stock transformers over one whole context; logits [T, vocab]."""
-        self.model.set_attn_implementation(self.stock)
-        fused.uninstall(self.fused)
-        try:
-            ids = torch.tensor([list(tokens)], device=self.device)
-            return self.model(input_ids=ids, use_cache=False).logits[0].float()
-        finally:
-            self.model.set_attn_implementation(ATTENTION)
-            fused.install(self.fused)
-
-
-def load_model(folder: Path, device: str, dtype: torch.dtype | str) -> PreTrainedModel:
-    """The causal language model in `folder`, its weights mapped where that is possible.
-
-    `dtype` "auto" is the model's own. Raises `ModelCorrupted` if a weight is missing, which
-    transformers would only draw at random.
-    """
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, local_files_only=True, output_loading_info=True
-    )
-    if missing := sorted(info["missing_keys"]):
-        raise ModelCorrupted(
-            f"{folder} lacks {len(missing)} weights ({missing[0]}): copy or download it again"
-        )
-    return model.to(device)
-
-
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer in `folder`."""
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        with self._busy:
+            self.model.set_attn_implementation(self.stock)
+            taken = fused.uninstall(self.model)
+            try:
+                ids = torch.tensor([list(tokens)], device=self.device)
+                return self.model(input_ids=ids, use_cache=False).logits[0].float()
+            finally:
+                self.model.set_attn_implementation(ATTENTION)
+                fused.install(taken)
