@@ -6,7 +6,6 @@ options `--json`, `--seed` and `--repeat` are everybody's.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -205,36 +204,11 @@ def _numbers(text: str) -> list[int]:
 
 def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]) -> None:
     """Measure, then print the result behind its header."""
-    from inms_lab.bench.header import Others, header
+    from inms_lab.bench.header import Others, header, print_result
 
     as_json, seed, repeat = options
     if repeat < 1:
         raise BadInput(f"a measurement is repeated at least once, not {repeat} times")
     others, found = Others(), measured()
     result = header(name, seed, repeat) | {"others_cores": others.cores()} | found
-    if as_json:
-        print(json.dumps(result))
-        return
-    for key, value in result.items():
-        _lines(key, value)
-
-
-def _lines(name: str, value: Any) -> None:
-    """A value behind its name; what is nested deeper has lines of its own."""
-    if isinstance(value, list):
-        print(f"{name:>22}")
-        _table(value)
-    elif isinstance(value, dict) and any(isinstance(part, dict) for part in value.values()):
-        for key, part in value.items():
-            _lines(f"{name} {key}", part)
-    else:
-        flat = isinstance(value, dict)
-        print(f"{name:>22}  {', '.join(f'{k} {v}' for k, v in value.items()) if flat else value}")
-
-
-def _table(rows: list[dict[str, Any]]) -> None:
-    """Rows with the same names, one below the other."""
-    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))
+    print_result(result, as_json)

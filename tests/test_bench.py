@@ -179,6 +179,7 @@ def test_the_clock_leaves_everything_as_it_was(runner: Runner) -> None:
 def test_decode_says_what_a_step_is_made_of(runner: Runner) -> None:
     found = decode.measure(runner, Work(64, 32, 3), 4, 2)
     assert (found["contexts"], found["agents"]) == ("computed", 3)
+    assert found["compiled"] is (runner.native is not None)
     assert found["tokens_per_s"] == pytest.approx(3e3 / found["step_ms"], rel=0.01)
     spread = found["step_ms_spread"]
     assert spread["p5"] <= spread["median"] <= spread["p95"] <= found["worst_gap_ms"]
@@ -206,6 +207,7 @@ def test_first_tokens_compute_what_is_not_there(plain: Runner) -> None:
     found = ttft.measure(plain, Work(96, 32, 1), 2, progress=False)
     computed = [found[f"{kind}_computed"] for kind in ("first", "next", "fragment")]
     assert computed == [128, 32, 33], "a fragment's last token is computed for its logits"
+    assert found["compiled"] is False
     assert all(found[f"{kind}_s"] > 0 for kind in ("first", "next", "fragment"))
     assert found["next_ratio"] > 0 < found["fragment_ratio"]
 
@@ -213,6 +215,7 @@ def test_first_tokens_compute_what_is_not_there(plain: Runner) -> None:
 def test_growth_sets_steps_beside_bytes(plain: Runner) -> None:
     found = growth.measure(plain, Work(64, 32, 2), [1, 4], [128, 256], 1, (1, 4))
     one, four = found["by_agents"]
+    assert found["compiled"] is False
     assert four["logical_bytes"] == 4 * one["logical_bytes"]
     own = one["unique_bytes"] - 64 * plain.new_store().bytes_per_token
     assert four["unique_bytes"] == one["unique_bytes"] + 3 * own
@@ -261,12 +264,14 @@ def test_crossover_is_where_sharing_is_faster_from_then_on(plain: Runner) -> Non
     (row,) = found["steps"]
     assert row["ratio_median"] == pytest.approx(row["inms_ms"] / row["independent_ms"], abs=0.01)
     assert set(found["shared_from"]) == {"2"}
+    assert found["compiled"] is False
 
 
 def test_gaps_are_told_for_each_budget(plain: Runner) -> None:
     found = gap.measure(plain, Work(64, 32, 3), 100, [64, 16], 1)
     wide, narrow = found["budgets"]
     assert wide["gaps"] < narrow["gaps"]
+    assert found["compiled"] is False
     for one in found["budgets"]:
         assert 0 < one["median_gap_ms"] <= one["worst_gap_ms"]
 

@@ -33,7 +33,8 @@ def measure(
         for count in counts
         for length in lengths
     ]
-    out: Row = {"own": work.own, "contexts": "drawn", "shared_from": crossings(rows)}
+    out: Row = {"own": work.own, "contexts": "drawn", "compiled": runner.native is not None}
+    out["shared_from"] = crossings(rows)
     return out | {"tile": tile(runner, work, repeat), "steps": rows}
 
 

@@ -24,9 +24,8 @@ def measure(runner: Runner, work: Work, tokens: int, repeat: int) -> dict[str, A
         steps = contexts.write(tokens, repeat)
         moved = traffic(contexts)
         parts = parts_ms(contexts, runner)
-    return (
-        told(work, steps) | bytes_told(moved, statistics.median(steps.counted), bandwidth) | parts
-    )
+    said = told(work, steps) | {"compiled": runner.native is not None}
+    return said | bytes_told(moved, statistics.median(steps.counted), bandwidth) | parts
 
 
 def with_room(work: Work, num_steps: int) -> Work:

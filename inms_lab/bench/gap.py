@@ -22,7 +22,8 @@ def measure(
     reading is computed, the writers' contexts are drawn."""
     rows = [one(runner, work, read, budget, repeat) for budget in budgets]
     sizes = {"shared": work.shared, "own": work.own, "writers": work.agents, "read": read}
-    return {**sizes, "contexts": "drawn", "budgets": rows}
+    how = {"contexts": "drawn", "compiled": runner.native is not None}
+    return {**sizes, **how, "budgets": rows}
 
 
 def one(runner: Runner, work: Work, read: int, budget: int, repeat: int) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def measure(
         for row in rows:
             row["more_peak_bytes"] = row["peak_bytes"] - by_agents[0]["peak_bytes"]
             row["more_held_bytes"] = row["held_bytes"] - by_agents[0]["held_bytes"]
-    out: Row = {"own": work.own, "contexts": "drawn"}
+    out: Row = {"own": work.own, "contexts": "drawn", "compiled": runner.native is not None}
     out |= {"growth": growth(by_agents, pair), "memory": memory(by_agents)}
     out["memory"]["logits_bytes_per_agent"] = 4 * runner.vocab_size
     return out | {"by_agents": by_agents, "by_context": by_context}

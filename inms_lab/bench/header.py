@@ -1,7 +1,8 @@
-"""What every measurement says of itself: the command, the machine, the seed."""
+"""What every measurement says of itself: the command, the machine, the seed; and its printing."""
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shlex
@@ -72,3 +73,33 @@ def _cpu() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+def print_result(result: dict[str, Any], as_json: bool) -> None:
+    """One JSON object, or lines and tables."""
+    if as_json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        _lines(key, value)
+
+
+def _lines(name: str, value: Any) -> None:
+    """A value behind its name; what is nested deeper has lines of its own."""
+    if isinstance(value, list):
+        print(f"{name:>22}")
+        _table(value)
+    elif isinstance(value, dict) and any(isinstance(part, dict) for part in value.values()):
+        for key, part in value.items():
+            _lines(f"{name} {key}", part)
+    else:
+        flat = isinstance(value, dict)
+        print(f"{name:>22}  {', '.join(f'{k} {v}' for k, v in value.items()) if flat else value}")
+
+
+def _table(rows: list[dict[str, Any]]) -> None:
+    """Rows with the same names, one below the other."""
+    lines = [list(rows[0]), *([str(value) for value in row.values()] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(f"{cell:>{width}}" for cell, width in zip(line, widths, strict=True)))

@@ -46,7 +46,7 @@ def measure(runner: Runner, work: Work, repeat: int, progress: bool = True) -> d
                 found["next"].append(_next(lab, second))
             found["fragment"].append(library.first(f"reader {number}", third))
             shown.update()
-    return told(work, found)
+    return {"compiled": runner.native is not None} | told(work, found)
 
 
 def told(work: Work, found: dict[str, list[First]]) -> dict[str, Any]:
