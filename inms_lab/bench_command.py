@@ -72,6 +72,8 @@ def decode(
         from inms_lab.bench.contexts import Work
         from inms_lab.bench.decode import measure
 
+        at_least(1, own=own, agents=agents, tokens=tokens)
+        at_least(0, shared=shared)
         work = Work(shared, own, agents, seed=seed, drawn=quick)
         return measure(_runner(model, compile, device), work, tokens, repeat)
 
@@ -94,6 +96,7 @@ def ttft(
         from inms_lab.bench.contexts import Work
         from inms_lab.bench.ttft import measure
 
+        at_least(1, shared=shared, own=own)
         return measure(_runner(model, compile), Work(shared, own, 1, seed=seed), repeat)
 
     show("ttft", measured, (as_json, seed, repeat))
@@ -114,10 +117,14 @@ def growth(
     """What one agent more costs: step time, bytes, and the process' memory; contexts are drawn."""
 
     def measured() -> dict[str, Any]:
-        from inms_lab.bench.contexts import Work
-        from inms_lab.bench.growth import measure
+        from inms_lab.bench.contexts import Work, room_for
+        from inms_lab.bench.growth import STEPS, measure
 
-        work, sizes = Work(shared, own, 8, seed=seed), (_numbers(agents), _numbers(contexts))
+        at_least(1, own=own)
+        at_least(0, shared=shared)
+        sizes = _numbers("agents", agents), _numbers("contexts", contexts)
+        at_least(own + room_for(STEPS), contexts=min(sizes[1]))
+        work = Work(shared, own, 8, seed=seed)
         return measure(_runner(model, compile), work, *sizes, repeat)
 
     show("growth", measured, (as_json, seed, repeat))
@@ -140,7 +147,8 @@ def crossover(
         from inms_lab.bench.contexts import Work
         from inms_lab.bench.crossover import measure
 
-        lengths, counts = _numbers(shared), _numbers(agents)
+        at_least(1, own=own)
+        lengths, counts = _numbers("shared", shared), _numbers("agents", agents)
         work = Work(lengths[-1], own, counts[-1], seed=seed)
         return measure(_runner(model, compile), work, lengths, counts, repeat)
 
@@ -166,8 +174,10 @@ def gap(
         from inms_lab.bench.contexts import Work
         from inms_lab.bench.gap import measure
 
-        work = Work(shared, own, agents, seed=seed)
-        return measure(_runner(model, compile), work, read, _numbers(budgets), repeat)
+        at_least(1, own=own, agents=agents, read=read)
+        at_least(0, shared=shared)
+        work, sizes = Work(shared, own, agents, seed=seed), _numbers("budgets", budgets)
+        return measure(_runner(model, compile), work, read, sizes, repeat)
 
     show("gap", measured, (as_json, seed, repeat))
 
@@ -197,9 +207,19 @@ def _runner(model: str, compile: bool, device: str | None = None) -> Runner:
     return load(model, compile=compile, device=device)
 
 
-def _numbers(text: str) -> list[int]:
-    """`1,2,4k` as whole numbers."""
-    return [parse_tokens(part) for part in text.split(",")]
+def _numbers(name: str, text: str) -> list[int]:
+    """`1,2,4k` as whole numbers; `name` is the option's."""
+    try:
+        return [parse_tokens(part) for part in text.split(",")]
+    except BadInput:
+        raise BadInput(f"--{name} {text!r} is no list of numbers: write for example 1,2k") from None
+
+
+def at_least(least: int, **options: int) -> None:
+    """Refuse an option's number that is too small; before a model is loaded for nothing."""
+    for name, value in options.items():
+        if value < least:
+            raise BadInput(f"--{name} {value} is too small: give at least {least}")
 
 
 def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]) -> None:
@@ -208,7 +228,9 @@ def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool,
 
     as_json, seed, repeat = options
     if repeat < 1:
-        raise BadInput(f"a measurement is repeated at least once, not {repeat} times")
+        raise BadInput(f"--repeat {repeat}: a measurement is repeated at least once")
+    if not 0 <= seed < 1 << 63:
+        raise BadInput(f"--seed {seed} is none: give a number from 0 to {(1 << 63) - 1}")
     others, found = Others(), measured()
     result = header(name, seed, repeat) | {"others_cores": others.cores()} | found
     print_result(result, as_json)

@@ -216,6 +216,7 @@ def bench_view(
     from inms_lab.bench.view import measure
     from inms_widgets import View
 
+    bench_command.at_least(1, tokens=tokens)
     bench_command.show("view", lambda: measure(View, tokens, repeat), (as_json, seed, repeat))
 
 

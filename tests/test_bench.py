@@ -17,6 +17,7 @@ import models
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 from inms_lab.attention.batch import Batch, Span, TileRef
 from inms_lab.bench import contexts, crossover, decode, gap, growth, parts, placement, ttft, view
@@ -298,6 +299,13 @@ def test_placement_moves_blocks_and_nothing_else() -> None:
         assert found["ratio"][name].keys() == {"by turns", "shuffled"}
 
 
+def test_placement_reads_no_further_than_a_context_goes() -> None:
+    spans = [placement.span_of(b, 16, 64) for b in placement.blocks_of("shuffled", 2, 5, 0)]
+    assert [[tile.length for tile in span.tiles] for span in spans] == [[64, 16]] * 2
+    assert placement.measure(1, 1, 1, 0, 1)["tile"] == 64
+    assert placement.measure(1, 256, 128, 0, 1)["tile"] == 128
+
+
 # the command ------------------------------------------------------------------------------------
 
 
@@ -313,6 +321,33 @@ def test_the_command_prints_tables_and_json() -> None:
     assert (found["bench"], found["repeat"], found["seed"]) == ("view", 1, 0)
     assert "view_ratio" in found["bare"]
     assert 0 <= found["others_cores"] <= found["machine"]["cores"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *("decode --tokens 0", "decode --agents 0", "decode --own 0", "decode --shared -1"),
+        *("ttft --shared 0", "ttft --own -4", "ttft --repeat 0", "ttft --seed -1"),
+        *("gap --budgets 0", "gap --budgets 1,x", "gap --read 0", "gap --agents 0"),
+        *("growth --agents 0", "growth --contexts 200", "growth --contexts x"),
+        *("crossover --shared 0", "crossover --agents x", "crossover --own 0", "view --tokens 0"),
+        *("placement --block 0", "placement --tokens -4", "placement --agents 0"),
+        *("placement --block 7", "placement --tokens 100", "placement --block 96"),
+    ],
+)
+def test_a_wrong_option_is_named_before_a_model_is_loaded(
+    arguments: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from inms_lab import bench_command
+    from inms_lab.cli import app
+
+    def load(*_: object) -> None:
+        raise AssertionError("loaded for nothing")
+
+    monkeypatch.setattr(bench_command, "_runner", load)
+    _, option, *_ = arguments.split()
+    with pytest.raises(BadInput, match=rf"^{option} .*(give|write|at least)"):
+        CliRunner().invoke(app, ["bench", *arguments.split()], catch_exceptions=False)
 
 
 def test_rows_are_printed_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,12 +16,13 @@ import torch
 
 from inms_lab.attention.batch import Batch, Span, TileRef, build
 from inms_lab.bench.header import spread
-from inms_lab.errors import CompilerMissing
+from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels.native import Native
 from inms_lab.store import KVStore
 
 KV_HEADS, GROUPS, DIM = 3, 3, 64  # the default model's
 LAYERS = 30
+TILE = 64  # tokens, or a block where that is longer
 ORDERS = ("in order", "by turns", "shuffled")
 
 
@@ -43,14 +44,27 @@ def span_of(blocks: list[int], block: int, tile: int) -> Span:
         at = blocks[first // block] * block + first % block
         more = blocks[first // block + 1 : (first + tile) // block]
         slots = tuple(b * block for b in more)
-        tiles.append(TileRef("private", at, first, tile, slots, min(block, tile)))
+        length = min(tile, tokens - first)
+        tiles.append(TileRef("private", at, first, length, slots, min(block, tile)))
     last = ("private", blocks[-1] * block + block - 1)
     return Span(tokens - 1, [0], [tokens - 1], [last], tiles, True)
 
 
+def tile_of(agents: int, tokens: int, block: int) -> int:
+    """The tile that blocks of this size are read by; refuses sizes that do not fit."""
+    for name, value in (("agents", agents), ("tokens", tokens), ("block", block)):
+        if value < 1:
+            raise BadInput(f"--{name} {value} is too small: give at least 1")
+    if TILE % block and block % TILE:
+        raise BadInput(f"--block {block} does not fit a tile of {TILE}: give 16, 32 or 64")
+    if tokens % block:
+        raise BadInput(f"--tokens {tokens} are no whole blocks: give a multiple of {block}")
+    return max(block, TILE)
+
+
 def measure(agents: int, tokens: int, block: int, seed: int, repeat: int) -> dict[str, Any]:
     """Milliseconds of attention in all layers of a step, and the ratio to blocks in order."""
-    tile = max(block, 64)
+    tile = tile_of(agents, tokens, block)
     store = KVStore(LAYERS, KV_HEADS, DIM)
     store.open("private", agents * tokens)
     store.regions["private"].uniform_(-1, 1)
