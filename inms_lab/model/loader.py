@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -96,6 +97,17 @@ def _admitted(
             f"{type(model).__name__} ({name}) is refused: its configuration is not that of a "
             f"decoder with attention in every layer ({error}); {ADVICE}"
         ) from error
+    with ThreadPoolExecutor(1) as apart:
+        apart.submit(_try, runner, compile, progress).result()
+    runner.tokenizer = tokenizer
+    runner.chat = ChatFormat.of(tokenizer) if tokenizer is not None else None
+    runner.stop_tokens = _stop_tokens(model, tokenizer)
+    return runner
+
+
+def _try(runner: Runner, compile: bool, progress: bool) -> None:
+    """Compile and admit, in a thread that takes its OpenMP workers with it when it ends: a second
+    set of them on the machine would make the lab's own wait in their sleep, every time."""
     if compile:
         try:
             runner.compile()
@@ -109,10 +121,6 @@ def _admitted(
         say(f"without compiled kernels, for with them: {error}", enabled=progress)
         runner.decompile()
         admit(runner)
-    runner.tokenizer = tokenizer
-    runner.chat = ChatFormat.of(tokenizer) if tokenizer is not None else None
-    runner.stop_tokens = _stop_tokens(model, tokenizer)
-    return runner
 
 
 def _stop_tokens(model: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
