@@ -82,14 +82,22 @@ class Controls:
                 raise BadInput(f"steps a second must be more than 0, not {wanted}: pause() stops")
         self._tell(lambda: setattr(self, "steps_per_second", wanted))
 
-    def configure(self, *, token_budget: int | None = None, debug: bool | None = None) -> None:
+    def configure(
+        self,
+        *,
+        token_budget: int | None = None,
+        prefill_budget: int | None = None,
+        debug: bool | None = None,
+    ) -> None:
         """Change what can be changed while a lab lives, from the next step on."""
         engine = self._driver.engine
-        config = engine.config
-        if token_budget is not None:
-            config = replace(config, token_budget=token_budget)
-        if debug is not None:
-            config = replace(config, debug=debug)
+        wanted: dict[str, Any] = {
+            "token_budget": token_budget,
+            "prefill_budget": prefill_budget,
+            "debug": debug,
+        }
+        given = {name: value for name, value in wanted.items() if value is not None}
+        config = replace(engine.config, **given)
 
         def change() -> None:
             engine.config, engine.cache.debug = config, config.debug

@@ -276,6 +276,8 @@ def test_settings_change_what_can_be_changed_and_write_the_line_for_the_rest(lab
     panel.children[0].selected_index = 0  # opened
     panel.fields["token_budget"].value = 64
     wait_until(lambda: lab.engine.config.token_budget == 64)
+    panel.fields["prefill_budget"].value = 8
+    wait_until(lambda: lab.engine.config.prefill_budget == 8)
     panel.fields["block_size"].value = 32
     assert lab.engine.config.block_size == 16
     assert "block_size=32" in panel.line.value

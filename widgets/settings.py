@@ -29,7 +29,7 @@ from inms_lab.policy import MODES
 
 from .words import teller
 
-LIVE = ("token_budget", "debug")
+LIVE = ("token_budget", "prefill_budget", "debug")
 MOST = 1 << 40
 
 
