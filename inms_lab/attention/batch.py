@@ -43,8 +43,9 @@ class Batch:
     num_rows: int  # T
     turned: Turned | None = None  # queries of tiles at another position; None: there are none
     compiled: Reader | None = None  # the plan, bound to kernels; None: torch's operators do
-    writes: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)  # pool id,
-    reads: list[Read] = field(default_factory=list)  # ... rows, slots
+    # By torch's operators. Writes: pool id, rows, slots.
+    writes: list[tuple[str, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    reads: list[Read] = field(default_factory=list)
     where: torch.Tensor | None = None  # [M, N] into the results of all reads, last entry: absent
     numbers: tuple[int, ...] = ()  # [M] logical tile numbers
     calls: list[int] = field(default_factory=list)  # layers that asked, for the admission

@@ -12,7 +12,7 @@
 
 #include "lanes.h"
 
-// What the layers of a step have in common; the twin of `_Plan` in native.py.
+// What the layers of a step have in common; the twin of `_Plan` in attention/compiled.py.
 struct Plan {
   int64_t heads, kv_heads, dim, num_rows, num_writes, num_work;
   const int64_t* tile_pool;     // [tiles]

@@ -19,6 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from inms_lab.errors import CompilerMissing
+from inms_lab.model.source import cache_root
 
 SOURCES = ("linear.cpp", "attend.cpp")
 HEADERS = ("lanes.h",)
@@ -38,10 +39,7 @@ def compiler() -> str | None:
 
 def cache_folder() -> Path:
     """Where compiled kernels are kept: beside the models in the user's cache."""
-    from platformdirs import user_cache_dir
-
-    root = os.environ.get("INMS_LAB_CACHE") or user_cache_dir("inms-lab", appauthor=False)
-    return Path(root).expanduser() / "kernels"
+    return cache_root() / "kernels"
 
 
 @cache

@@ -7,7 +7,7 @@ Only where both agree does the kernel take its place: a layer with something mor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
@@ -24,10 +24,9 @@ def forwards(native: Native, model: nn.Module, attend: Forward) -> dict[nn.Modul
     """By module the forward that the kernels give it. `attend`: the model's attention function."""
     found: dict[nn.Module, Forward] = {}
     for module in model.modules():
-        for made in _candidates(native, module, attend):
-            if agree(made):
-                found[module] = made
-                break
+        made = _candidate(native, module, attend)
+        if made is not None and agree(made):
+            found[module] = made
     return found
 
 
@@ -137,8 +136,8 @@ class _Gated(_Module):
         return [part for name, part in self.module._modules.items() if name not in self.PARTS]
 
     def weights(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        parts = self.module._modules
-        gate, up, down = (parts[f"{x}_proj"]._parameters["weight"] for x in ("gate", "up", "down"))
+        parts = (self.module._modules[name] for name in self.PARTS)
+        gate, up, down = (part._parameters["weight"] for part in parts)
         return gate, up, down
 
     def takes(self, x: torch.Tensor) -> bool:
@@ -222,15 +221,15 @@ class _Attention:
         return [(mine, own), *zip(batches[1].asked, batches[0].asked, strict=True)]
 
 
-def _candidates(native: Native, module: Any, attend: Forward) -> Iterator[Any]:
-    """Kernels that a module may be computed by, by its looks."""
+def _candidate(native: Native, module: Any, attend: Forward) -> Any:
+    """The kernel that a module may be computed by, by its looks; None: there is none."""
     linears = {name for name, part in module.named_children() if type(part) is nn.Linear}
     if type(module) is nn.Linear:
-        yield _Linear(native, module)
-    elif type(module).__name__.endswith("RMSNorm") and list(module._parameters) == ["weight"]:
-        yield _Norm(native, module)
-    elif linears == {"gate_proj", "up_proj", "down_proj"}:
-        if all(getattr(module, name).bias is None for name in linears):
-            yield _Gated(native, module)
-    elif {*PROJECTIONS, "o_proj"} <= linears and hasattr(module, "head_dim"):
-        yield _Attention(native, module, attend)
+        return _Linear(native, module)
+    if type(module).__name__.endswith("RMSNorm") and list(module._parameters) == ["weight"]:
+        return _Norm(native, module)
+    if linears == set(_Gated.PARTS) and all(getattr(module, x).bias is None for x in linears):
+        return _Gated(native, module)
+    if {*PROJECTIONS, "o_proj"} <= linears and hasattr(module, "head_dim"):
+        return _Attention(native, module, attend)
+    return None

@@ -31,14 +31,19 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 def default_folder(cache_dir: Path | None = None) -> Path:
-    """Return where the default model is, or will be; touches nothing.
+    """Return where the default model is, or will be, in this cache (`cache_root`)."""
+    return cache_root(cache_dir) / "models" / DEFAULT_MODEL
 
-    The cache is `cache_dir`, else the environment variable INMS_LAB_CACHE, else the user's own.
+
+def cache_root(cache_dir: Path | None = None) -> Path:
+    """Return the cache's folder; touches nothing.
+
+    It is `cache_dir`, else the environment variable INMS_LAB_CACHE, else the user's own.
     """
     from platformdirs import user_cache_dir
 
     root = cache_dir or os.environ.get(CACHE_ENV) or user_cache_dir("inms-lab", appauthor=False)
-    return Path(root).expanduser() / "models" / DEFAULT_MODEL
+    return Path(root).expanduser()
 
 
 def resolve(
