@@ -19,7 +19,7 @@ from inms_lab.kernels import build as building
 from inms_lab.kernels.native import Native
 from inms_lab.lab import Lab
 from inms_lab.model import from_model, fused
-from inms_lab.model.runner import Runner, attend
+from inms_lab.model.runner import Geometry, Runner, attend
 
 pytestmark = pytest.mark.skipif(building.compiler() is None, reason="no C++ compiler here")
 ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)
@@ -66,7 +66,7 @@ def test_a_product_takes_any_number_of_dimensions_and_none_of_rows(native: Nativ
 
 def layer(model: nn.Module, native: Native) -> dict[nn.Module, Any]:
     """The forwards that the kernels give a model, put in their place."""
-    chosen = fused.forwards(native, model, attend)
+    chosen = fused.forwards(native, model, attend, Geometry(1, 1, 1, 16))
     fused.install(chosen)
     return chosen
 
@@ -136,7 +136,7 @@ class RMSNorm(nn.Module):
 def test_a_module_is_fused_only_if_the_kernel_gives_what_it_gives(
     native: Native, module: nn.Module, is_fused: bool
 ) -> None:
-    chosen = fused.forwards(native, module, attend)
+    chosen = fused.forwards(native, module, attend, Geometry(1, 1, 1, 16))
     assert (module in chosen) == is_fused
     width = 48 if isinstance(module, Gated) else 50
     for size in (1e-3, 1.0, 40.0):
@@ -356,7 +356,7 @@ def test_a_later_runner_of_a_model_finds_it_as_it_was() -> None:
 
 def test_a_module_that_clips_large_numbers_keeps_its_own_forward(native: Native) -> None:
     module = Gated(lambda x: functional.silu(x.clamp(max=50.0)))
-    assert module not in fused.forwards(native, module, attend)
+    assert module not in fused.forwards(native, module, attend, Geometry(1, 1, 1, 16))
 
 
 def test_an_adapter_a_hook_or_another_activation_is_not_overlooked(native: Native) -> None:
@@ -367,7 +367,7 @@ def test_an_adapter_a_hook_or_another_activation_is_not_overlooked(native: Nativ
     x = torch.randn(3, 48)
     for change in ("adapter", "hook", "activation", "bias", "narrow"):
         module = Gated(Act())
-        fused.install(fused.forwards(native, module, attend))
+        fused.install(fused.forwards(native, module, attend, Geometry(1, 1, 1, 16)))
         assert "forward" in vars(module)
         if change == "adapter":
             module.gate_proj = nn.Sequential(module.gate_proj, nn.Linear(100, 100))

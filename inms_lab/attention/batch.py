@@ -55,9 +55,7 @@ class Batch:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Write this layer's KV, then read: q [T, H, D], k and v [T, K, D] -> out [T, H, D]."""
-        if self.cancel is not None and self.cancel.is_set():
-            raise StepInterrupted("the step was stopped; its blocks are back, go on when you like")
-        self.calls.append(layer)
+        self.enter(layer)
         rows = q[: self.num_rows]
         if self.turned is not None:
             rows = torch.cat((rows, self.turned.queries(layer, q)))
@@ -70,6 +68,12 @@ class Batch:
             out = self._read(layer, rows, k.shape[1], scale)
         padding = q.shape[0] - self.num_rows
         return torch.cat((out, out.new_zeros(padding, *out.shape[1:]))) if padding else out
+
+    def enter(self, layer: int) -> None:
+        """A layer asks for its attention. Raises `StepInterrupted` where the step was stopped."""
+        if self.cancel is not None and self.cancel.is_set():
+            raise StepInterrupted("the step was stopped; its blocks are back, go on when you like")
+        self.calls.append(layer)
 
     def _read(self, layer: int, q: torch.Tensor, kv_heads: int, scale: float) -> torch.Tensor:
         """Own and turned rows q [T', H, D], by torch's operators -> out [T, H, D]."""

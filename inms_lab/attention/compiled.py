@@ -17,7 +17,7 @@ from inms_lab.store import KVStore
 
 
 class _Plan(ctypes.Structure):
-    """The twin of `Plan` in kernels/attend.cpp."""
+    """The twin of `Plan` in kernels/tiles.h."""
 
     COUNTS = ("heads", "kv_heads", "dim", "num_rows", "num_writes", "num_work")
     ARRAYS = (
@@ -35,7 +35,7 @@ _Strides = ctypes.c_int64 * 8
 
 
 class _Layer(ctypes.Structure):
-    """The twin of `Layer` in kernels/attend.cpp."""
+    """The twin of `Layer` in kernels/tiles.h."""
 
     _fields_ = (
         *((name, Pointer) for name in ("q", "k", "v", "y")),
@@ -64,26 +64,36 @@ class Compiled:
         """Write k and v [T, K, D], then read q [T', H, D], own rows first -> out [T, H, D]."""
         if not q.dtype == k.dtype == v.dtype == torch.float32:
             raise ModelRefused(f"compiled kernels read float32, and the model computes {q.dtype}")
-        heads = q.shape[1]
-        if self._plan is None:
-            self._plan = self._bound(heads)
+        plan = self._bound(q.shape[1])
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
-        out = q.new_empty(self.num_rows, heads, self.dim)
+        out = q.new_empty(self.num_rows, q.shape[1], self.dim)
         strides = [s for x in (q, k, v, out) for s in x.stride()[:2]]
         tensors = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()
-        keys = self.regions[layer].ctypes.data
-        values = keys + self.regions.strides[1]
-        self.native.attend(self._plan, _Layer(*tensors, _Strides(*strides), keys, values, scale))
+        self.native.attend(plan, _Layer(*tensors, _Strides(*strides), *self._halves(layer), scale))
         return out
 
+    def block(self, layer: int, heads: int, scale: float, block: ctypes.Structure) -> None:
+        """A whole decoder layer, whose attention writes and reads as `attend` does."""
+        nothing = None, None, None, None, _Strides()
+        made = _Layer(*nothing, *self._halves(layer), scale)
+        self.native.block(self._bound(heads), made, block)
+
+    def _halves(self, layer: int) -> tuple[int, int]:
+        """Where the layer's keys and its values are listed, pool by pool."""
+        keys = self.regions[layer].ctypes.data
+        return keys, keys + self.regions.strides[1]
+
     def _bound(self, heads: int) -> _Plan:
-        """The plan with the places of its arrays."""
+        """The plan with the places of its arrays, made once."""
+        if self._plan is not None:
+            return self._plan
         num = self.arrays["reader_row"].size * heads
         self._room = self.native.scratch(num * (self.dim + 1))  # kept: another plan may take more
         room = self._room.data_ptr()
-        return _Plan(
+        self._plan = _Plan(
             *(heads, self.kv_heads, self.dim, self.num_rows),
             *(self.arrays["write_row"].size, len(self.arrays["work"])),
             *(self.arrays[name].ctypes.data for name in _Plan.ARRAYS),
             *(room, room + 4 * num * self.dim),
         )
+        return self._plan

@@ -21,8 +21,8 @@ from filelock import FileLock
 from inms_lab.errors import CompilerMissing
 from inms_lab.model.source import cache_root
 
-SOURCES = ("linear.cpp", "attend.cpp")
-HEADERS = ("lanes.h",)
+SOURCES = ("kernels.cpp",)
+HEADERS = ("lanes.h", "team.h", "product.h", "rows.h", "tiles.h")
 # Every multiply-add is fused, everywhere alike: the same sum has the same bits in all kernels.
 FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-ffp-contract=fast", "-Wno-psabi"),

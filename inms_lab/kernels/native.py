@@ -7,6 +7,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
+from ctypes import Structure
 
 import torch
 
@@ -30,7 +31,8 @@ class Native:
         ]
         self._library.inms_gated.argtypes = [Pointer] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int]
         self._library.inms_heads.argtypes = [Pointer] * 7 + [ctypes.c_int]
-        for name in ("linear", "attend", "norm", "gated", "heads"):
+        self._library.inms_block.argtypes = [Pointer] * 3 + [ctypes.c_int]
+        for name in ("linear", "attend", "norm", "gated", "heads", "block"):
             getattr(self._library, f"inms_{name}").restype = None
         self._own = threading.local()
 
@@ -59,15 +61,21 @@ class Native:
         """Whether heads of this size can be read."""
         return head_dim % LANES == 0
 
-    def attend(self, plan: ctypes.Structure, layer: ctypes.Structure) -> None:
+    def attend(self, plan: Structure, layer: Structure) -> None:
         """Write a layer's keys and values and read its tiles; see attention/compiled.py."""
         self._library.inms_attend(ctypes.byref(plan), ctypes.byref(layer), torch.get_num_threads())
 
-    def scratch(self, size: int) -> torch.Tensor:
+    def block(self, plan: Structure, layer: Structure, block: Structure) -> None:
+        """A whole decoder layer; see model/layers.py."""
+        parts = (ctypes.byref(part) for part in (plan, layer, block))
+        self._library.inms_block(*parts, torch.get_num_threads())
+
+    def scratch(self, size: int, name: str = "tiles") -> torch.Tensor:
         """At least `size` floats, this thread's own; their content is nobody's."""
-        room: torch.Tensor | None = getattr(self._own, "room", None)
+        room: torch.Tensor | None = getattr(self._own, name, None)
         if room is None or room.numel() < size:
-            room = self._own.room = torch.empty(size)
+            room = torch.empty(size)
+            setattr(self._own, name, room)
         return room
 
     def norm(self, weight: torch.Tensor, eps: float, x: torch.Tensor) -> torch.Tensor:

@@ -8,25 +8,34 @@ Only where both agree does the kernel take its place: a layer with something mor
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
 
 from inms_lab.kernels.native import Native, is_plain
+from inms_lab.model.layers import Layer, layers
 from inms_lab.model.trials import ROWS, Recorder, agree, drawn
+
+if TYPE_CHECKING:
+    from inms_lab.model.runner import Geometry
 
 Forward: TypeAlias = Callable[..., Any]
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
-def forwards(native: Native, model: nn.Module, attend: Forward) -> dict[nn.Module, Forward]:
+def forwards(
+    native: Native, model: nn.Module, attend: Forward, geometry: Geometry
+) -> dict[nn.Module, Forward]:
     """By module the forward that the kernels give it. `attend`: the model's attention function."""
     found: dict[nn.Module, Forward] = {}
     for module in model.modules():
         made = _candidate(native, module, attend)
         if made is not None and agree(made):
             found[module] = made
+    found |= {
+        module: made for module, made in layers(native, model, geometry, found) if agree(made)
+    }
     return found
 
 
@@ -41,7 +50,7 @@ def uninstall(model: nn.Module) -> dict[nn.Module, Forward]:
     taken: dict[nn.Module, Forward] = {}
     for module in model.modules():
         forward = module.__dict__.get("forward")
-        if isinstance(forward, (_Module, _Attention)):
+        if isinstance(forward, (_Module, _Attention, Layer)):
             taken[module] = forward
             del module.forward
     return taken
@@ -51,6 +60,7 @@ def _is_plain_linear(part: Any) -> bool:
     """Whether a projection is a linear layer and nothing more: no adapter, no hook."""
     return (
         type(part) is nn.Linear
+        and type(part.__dict__.get("forward")) in (type(None), _Linear)
         and not (part._forward_hooks or part._forward_pre_hooks)
         and is_plain(part._parameters.get("weight"), part._parameters["bias"])
         and part._parameters.get("weight") is not None

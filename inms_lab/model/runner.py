@@ -157,7 +157,7 @@ class Runner:
         """Use the compiled kernels from now on. Raises `CompilerMissing`, or `BadInput`."""
         self.native = kernels(self.geometry, self.dtype, self.device)
         if isinstance(self.native, Native):
-            self.fused = fused.forwards(self.native, self.model, attend)
+            self.fused = fused.forwards(self.native, self.model, attend, self.geometry)
             fused.install(self.fused)
 
     def decompile(self) -> None:

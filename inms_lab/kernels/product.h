@@ -1,13 +1,13 @@
-// Matrix products, and what a decoder layer does around them.
+// Matrix products, and what a decoder layer does around them; each function does a member's share.
 //
 // y = x w^T + bias for few and for many rows. Each (row, output) is a sum of chains of multiply-adds over
 // DEPTH columns, in their order, however many rows there are: so a row's bits do not depend on the rows
 // beside it. Weights are read where they lie, once: nothing is packed beforehand, nothing copied.
-#include <omp.h>
-
+#pragma once
 #include <cmath>
 
 #include "lanes.h"
+#include "team.h"
 
 namespace {
 
@@ -29,7 +29,7 @@ void few(const float* x, const float* w, int64_t columns, int outputs, const flo
       for (int i = 0; i < WIDTH; i++)  // the next 16 rows of w, in the order of memory
         __builtin_prefetch(w + WIDTH * columns + (k + i) * WIDTH, 0, 2);
       const int depth = std::min<int64_t>(WIDTH, end - k);
-      square(w + k, columns, outputs, depth, t);
+      turned([&](int i) { return w + k + i * columns; }, outputs, depth, t);
       if (depth == WIDTH) {
 #pragma GCC unroll 16
         for (int i = 0; i < WIDTH; i++)
@@ -77,7 +77,8 @@ void panel(const float* x, const float* w, int64_t rows, int64_t columns, int ou
       for (int64_t i = 0; i < depth; i += WIDTH) {
         Lanes t[WIDTH];
         const int left = std::max(0, outputs - h * WIDTH), wide = std::min<int64_t>(WIDTH, depth - i);
-        square(w + h * WIDTH * columns + k + i, columns, left, wide, t);
+        const float* from = w + h * WIDTH * columns + k + i;
+        turned([&](int j) { return from + j * columns; }, left, wide, t);
         for (int j = 0; j < WIDTH; j++)
           __builtin_prefetch(next + (h * WIDTH + j) * columns + i, 0, 2);
         for (int j = 0; j < wide; j++) store(piece + (2 * (i + j) + h) * WIDTH, t[j]);
@@ -93,13 +94,14 @@ void panel(const float* x, const float* w, int64_t rows, int64_t columns, int ou
       y[r * num_outputs + i] = totals[r * 2 * WIDTH + i] + (bias ? bias[i] : 0.0f);
 }
 
-// One thread's share of a product: `me` of `all`.
-void product(const float* x, const float* w, const float* bias, float* y, int64_t rows, int64_t outputs,
-             int64_t columns, int64_t me, int64_t all) {
+// A member's share of y = x w^T + bias, plus `base` where there is one: x [rows, columns],
+// w [outputs, columns], y and base [rows, outputs].
+void product(const Member& m, const float* x, const float* w, const float* bias, float* y, int64_t rows,
+             int64_t outputs, int64_t columns, const float* base = nullptr) {
   const bool is_few = rows <= FEW;
   const int64_t wide = is_few ? WIDTH : 2 * WIDTH, pieces = (outputs + wide - 1) / wide;
   const int64_t group = is_few ? MOST : PANEL;
-  const int64_t begin = pieces * me / all, end = pieces * (me + 1) / all;
+  const int64_t begin = m.begin(pieces), end = m.end(pieces);
   const auto one = [&](int64_t p, int64_t r) {
     const int64_t first = p * wide, count = std::min(group, rows - r);
     const int out = std::min(wide, outputs - first);
@@ -118,6 +120,10 @@ void product(const float* x, const float* w, const float* bias, float* y, int64_
     for (int64_t r = 0; r < rows; r += group)
       for (int64_t p = begin; p < end; p++) one(p, r);
   }
+  if (base)
+    for (int64_t r = 0; r < rows; r++)
+      for (int64_t i = begin * wide; i < std::min(end * wide, outputs); i++)
+        y[r * outputs + i] += base[r * outputs + i];
 }
 
 // x / (1 + e^-x)
@@ -136,22 +142,10 @@ void turn(float* head, const float* cos, const float* sin, int64_t turned) {
   }
 }
 
-}  // namespace
-
-extern "C" {
-
-// x [rows, columns], w [outputs, columns], bias [outputs] or null, y [rows, outputs]; contiguous.
-void inms_linear(const float* x, const float* w, const float* bias, float* y, int64_t rows,
-                 int64_t outputs, int64_t columns, int threads) {
-#pragma omp parallel num_threads(threads)
-  product(x, w, bias, y, rows, outputs, columns, omp_get_thread_num(), omp_get_num_threads());
-}
-
 // y = w x / sqrt(mean(x^2) + eps), row by row: x, y [rows, columns].
-void inms_norm(const float* x, const float* w, float eps, float* y, int64_t rows, int64_t columns,
-               int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 64)
-  for (int64_t r = 0; r < rows; r++) {
+void norm(const Member& m, const float* x, const float* w, float eps, float* y, int64_t rows,
+          int64_t columns) {
+  for (int64_t r = m.begin(rows); r < m.end(rows); r++) {
     const float* from = x + r * columns;
     Lanes sum = {};
     for (int64_t k = 0; k < columns; k += WIDTH) {
@@ -163,45 +157,43 @@ void inms_norm(const float* x, const float* w, float eps, float* y, int64_t rows
   }
 }
 
-// y = down (silu(gate x) * up x): x, y [rows, columns]; `room` [2, rows, inner].
-void inms_gated(const float* x, const float* gate, const float* up, const float* down, float* y,
-                float* room, int64_t rows, int64_t inner, int64_t columns, int threads) {
+// y = down (silu(gate x) * up x), plus `base`: x, y, base [rows, columns]; `room` [2, rows, inner].
+void gated(const Member& m, const float* x, const float* const* w, const float* const* bias, float* y,
+           float* room, int64_t rows, int64_t inner, int64_t columns, const float* base = nullptr) {
   float* other = room + rows * inner;
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
-    product(x, gate, nullptr, room, rows, inner, columns, me, all);
-    product(x, up, nullptr, other, rows, inner, columns, me, all);
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < rows * inner; i += WIDTH) {
-      const int left = std::min<int64_t>(WIDTH, rows * inner - i);
-      const Lanes v = silu(some(room + i, left)) * some(other + i, left);
-      std::memcpy(room + i, &v, sizeof(float) * left);
-    }
-    product(room, down, nullptr, y, rows, columns, inner, me, all);
+  product(m, x, w[0], bias[0], room, rows, inner, columns);
+  product(m, x, w[1], bias[1], other, rows, inner, columns);
+  m.wait();
+  const int64_t pieces = (rows * inner + WIDTH - 1) / WIDTH;
+  for (int64_t i = m.begin(pieces) * WIDTH; i < std::min(m.end(pieces) * WIDTH, rows * inner); i += WIDTH) {
+    const int left = std::min<int64_t>(WIDTH, rows * inner - i);
+    const Lanes v = silu(some(room + i, left)) * some(other + i, left);
+    std::memcpy(room + i, &v, sizeof(float) * left);
   }
+  m.wait();
+  product(m, room, w[2], bias[2], y, rows, columns, inner, base);
 }
+
+// What `heads` makes: how many query and kv heads, of how many numbers, of which how many are turned.
+struct Heads {
+  int64_t rows, columns, heads, kv_heads, dim, turned;
+};
 
 // Queries, keys and values of x [rows, columns], the first two at their positions: q [rows, heads, dim],
 // k and v [rows, kv_heads, dim] behind each other in y. `w`, `bias`: of the three; cos, sin [rows, turned].
-void inms_heads(const float* x, const float* const* w, const float* const* bias, const float* cos,
-                const float* sin, float* y, const int64_t* sizes, int threads) {
-  const int64_t rows = sizes[0], columns = sizes[1], heads = sizes[2], kv_heads = sizes[3];
-  const int64_t dim = sizes[4], turned = sizes[5];
-  const int64_t count[3] = {heads, kv_heads, kv_heads};
-#pragma omp parallel num_threads(threads)
-  {
-    const int64_t me = omp_get_thread_num(), all = omp_get_num_threads();
-    float* to = y;
-    for (int i = 0; i < 3; to += rows * count[i++] * dim)
-      product(x, w[i], bias[i], to, rows, count[i] * dim, columns, me, all);
-#pragma omp barrier
-#pragma omp for schedule(static)
-    for (int64_t i = 0; i < rows * (heads + kv_heads); i++) {
-      const int64_t row = i < rows * heads ? i / heads : (i - rows * heads) / kv_heads;
-      turn(y + i * dim, cos + row * turned, sin + row * turned, turned);
-    }
+void heads(const Member& m, const Heads& s, const float* x, const float* const* w,
+           const float* const* bias, const float* cos, const float* sin, float* y) {
+  const int64_t count[3] = {s.heads, s.kv_heads, s.kv_heads};
+  float* to = y;
+  for (int i = 0; i < 3; to += s.rows * count[i++] * s.dim)
+    product(m, x, w[i], bias[i], to, s.rows, count[i] * s.dim, s.columns);
+  m.wait();
+  const int64_t own = s.rows * s.heads, all = own + s.rows * s.kv_heads;
+  for (int64_t i = m.begin(all); i < m.end(all); i++) {
+    const int64_t row = i < own ? i / s.heads : (i - own) / s.kv_heads;
+    turn(y + i * s.dim, cos + row * s.turned, sin + row * s.turned, s.turned);
   }
+  m.wait();
 }
-}
+
+}  // namespace

@@ -1,0 +1,185 @@
+"""A whole decoder layer by one kernel: norm and attention, norm and gated MLP, each added.
+
+It takes the place of a layer whose four parts are computed by kernels anyway (fused.py), after a
+trial against the layer itself. Whatever is not as it was then (a part, a hook, a weight's memory,
+tiles at another position) is left to these parts one by one: both ways give the same bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import nn
+
+from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.compiled import Compiled
+from inms_lab.kernels.native import Native, Pointer, is_plain
+from inms_lab.model.trials import ROWS, drawn
+from inms_lab.store import KVStore
+
+if TYPE_CHECKING:
+    from inms_lab.model.runner import Geometry
+
+Forward: TypeAlias = Callable[..., Any]
+PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+NOTHING = ("attention_mask", "cache", "past_key_values")  # what must not be given
+IGNORED = ("position_ids", "use_cache", "cache_position")
+
+
+class _Block(ctypes.Structure):
+    """The twin of `Block` in kernels/kernels.cpp."""
+
+    _fields_ = (
+        *((name, Pointer) for name in ("x", "y", "room", "cos", "sin")),
+        ("norm", Pointer * 2),
+        ("weights", Pointer * 7),
+        ("biases", Pointer * 7),
+        ("eps", ctypes.c_float * 2),
+        *((name, ctypes.c_int64) for name in ("rows", "columns", "inner", "turned")),
+    )
+
+
+class Layer:
+    """A decoder layer's forward. `parts`: the kernels of what it is made of, by module."""
+
+    def __init__(self, native: Native, module: Any, geometry: Geometry, parts: Any) -> None:
+        self.native, self.module, self.own, self.geometry = native, module, module.forward, geometry
+        first, attention, second, mlp = (module._modules[name] for name in PARTS)
+        self.attention, self.index = attention, int(attention.layer_idx)
+        # What it is made of, to be the same still when it is used.
+        names = [(module, name) for name in PARTS]
+        names += [(attention, name) for name in ATTENTION] + [(mlp, name) for name in MLP]
+        found = [(of._modules, name, of._modules[name]) for of, name in names]
+        self.tree = [(*place, parts[place[2]]) for place in found]
+        self.rest = mlp._modules, dict(mlp._modules)
+        linears = [part for _, _, part in found[len(PARTS) :]]
+        normed = [part._parameters for part in (first, second)]
+        plain = [part._parameters for part in linears]
+        weights = [part["weight"] for part in (*normed, *plain)]
+        biases = [part["bias"] for part in plain]
+        if not is_plain(*weights, *biases):
+            raise TypeError("not for this kernel")
+        held = [(of, "weight", x) for of, x in zip((*normed, *plain), weights, strict=True)]
+        held += [(of, "bias", x) for of, x in zip(plain, biases, strict=True)]
+        self.held = [(*h, h[2].data_ptr(), h[2].shape) for h in held if h[2] is not None]
+        self.absent = [of for of, _, x in held if x is None]
+        self.columns, self.inner = linears[0].in_features, linears[4].out_features
+        self.block = {
+            "norm": (Pointer * 2)(*(x.data_ptr() for x in weights[:2])),
+            "weights": (Pointer * 7)(*(x.data_ptr() for x in weights[2:])),
+            "biases": (Pointer * 7)(*(None if x is None else x.data_ptr() for x in biases)),
+            "eps": (ctypes.c_float * 2)(parts[first].eps, parts[second].eps),
+        }
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """hidden_states [1, T, N] -> [1, T, N]."""
+        batch: Any = kwargs.get("inms_batch")
+        turned = kwargs.get("position_embeddings")
+        if args or turned is None or not self.serves(batch, hidden_states, turned, kwargs):
+            return self.own(hidden_states, *args, **kwargs)
+        batch.enter(self.index)
+        return self._compute(batch.compiled, hidden_states, *turned)
+
+    def _compute(
+        self, reader: Compiled, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        g, rows = self.geometry, x.shape[1]
+        out = torch.empty_like(x)
+        heads = 2 * (g.num_heads + g.num_kv_heads) * g.head_dim
+        room = self.native.scratch(rows * (2 * self.columns + heads + 2 * self.inner), "block")
+        tensors = (part.data_ptr() for part in (x, out, room, cos, sin))
+        sizes = rows, self.columns, self.inner, cos.shape[-1]
+        block = _Block(*tensors, *self.block.values(), *sizes)
+        reader.block(self.index, g.num_heads, float(self.attention.scaling), block)
+        return out
+
+    def serves(
+        self,
+        batch: Batch | None,
+        x: torch.Tensor,
+        turned: tuple[torch.Tensor, torch.Tensor],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Whether the kernel computes this."""
+        return (
+            type(batch) is Batch  # not one that watches what its layers ask
+            and isinstance(batch.compiled, Compiled)
+            and batch.turned is None
+            and not torch.is_grad_enabled()
+            and all(kwargs.get(name) is None for name in NOTHING)
+            and all(
+                name in IGNORED or value is None
+                for name, value in kwargs.items()
+                if name not in ("inms_batch", "position_embeddings")
+            )
+            and x.shape == (1, batch.num_rows, self.columns)
+            and turned[0].shape == turned[1].shape
+            and turned[0].shape[:2] == x.shape[:2]
+            and is_plain(x, *turned)
+            and self._unchanged()
+        )
+
+    def _unchanged(self) -> bool:
+        """Whether all parts and weights are those of the trial, with nothing hung upon them."""
+        modules, names = self.rest
+        if modules != names:
+            return False
+        for of, name, part, made in self.tree:
+            if of.get(name) is not part or part.__dict__.get("forward") is not made:
+                return False
+            if part._forward_hooks or part._forward_pre_hooks:
+                return False
+        for of in self.absent:
+            if of["bias"] is not None:
+                return False
+        for of, name, tensor, place, shape in self.held:
+            if of.get(name) is not tensor or tensor.data_ptr() != place or tensor.shape != shape:
+                return False
+            if tensor.dtype is not torch.float32 or not tensor.is_contiguous():
+                return False
+        return True
+
+    def pairs(self, size: float) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By the kernel and by the module, for numbers of this size: output, keys, values."""
+        angles = drawn(1, ROWS, self.attention.head_dim // 2).mul(6).repeat(1, 1, 2)
+        asked = angles.cos(), angles.sin()
+        x = drawn(1, ROWS, self.columns) * size
+        with torch.inference_mode():
+            stores, batches = zip(*(self._trial(n) for n in (self.native, None)), strict=True)
+            mine = self._compute(batches[0].compiled, x, *asked)
+            own = self.own(x, position_embeddings=asked, attention_mask=None, inms_batch=batches[1])
+            halves = zip(*(store.layer("trial", self.index) for store in stores), strict=True)
+        return [(mine, own), *halves]
+
+    def _trial(self, native: Native | None) -> tuple[KVStore, Batch]:
+        """A store and a batch of ROWS tokens that begin a text."""
+        g = self.geometry
+        store = KVStore(
+            g.num_layers, g.num_kv_heads, g.head_dim, torch.float32, torch.device("cpu")
+        )
+        store.open("trial", ROWS)
+        each = range(ROWS)
+        slots = [("trial", i) for i in each]
+        tiles = [TileRef("trial", 0, 0, ROWS)]
+        span = Span(0, [0] * ROWS, list(each), slots, tiles, False)
+        return store, build([span], store, ROWS, g.num_heads, 1, (), native)
+
+
+def layers(
+    native: Native, model: nn.Module, geometry: Geometry, found: dict[nn.Module, Any]
+) -> list[tuple[nn.Module, Layer]]:
+    """The decoder layers whose parts have kernels, as candidates for a trial."""
+    made = []
+    for module in model.modules():
+        parts = [module._modules.get(name) for name in PARTS]
+        if set(module._modules) == set(PARTS) and all(part in found for part in parts):
+            try:
+                made.append((module, Layer(native, module, geometry, found)))
+            except (TypeError, ValueError, AttributeError, LookupError):
+                continue  # it is not what it looks like
+    return made
