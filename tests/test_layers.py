@@ -92,9 +92,13 @@ def test_one_kernel_gives_the_bits_of_the_parts(
     by_parts: Callable[[], None],
 ) -> None:
     model = runner(name)
+    for layer in layers(model):
+        layer.following = None
     served.clear()  # of its admission
-    mine = computed(model, *counts)
-    assert served == [True] * model.geometry.num_layers
+    first, mine = computed(model, *counts), computed(model, *counts)  # layer by layer, in one go
+    assert all(served)
+    assert all(torch.equal(a, b) for a, b in zip(mine, first, strict=True))
+    assert [layer.following for layer in layers(model)] == [*layers(model)[1:], None]
     by_parts()
     parts = computed(model, *counts)
     assert all(torch.equal(a, b) for a, b in zip(mine, parts, strict=True))
@@ -106,6 +110,48 @@ def test_tiles_at_another_position_are_read_by_the_parts(served: list[bool]) -> 
     logits, _ = computed(model, 3, 1, shift=40)
     assert served == [False] * model.geometry.num_layers
     assert torch.isfinite(logits).all()
+
+
+def test_layers_in_one_go_are_given_up_when_the_model_calls_them_otherwise(
+    by_parts: Callable[[], None],
+) -> None:
+    model = from_model(models.llama(), compile=True)
+    for _ in range(2):
+        computed(model, 1, 2)
+    inner = model.model.model
+    kept = inner.layers
+    inner.layers = nn.ModuleList([kept[0], kept[2], kept[1]])
+    mixed, _ = computed(model, 1, 2)
+    inner.layers = nn.ModuleList([kept[0]])
+    fewer, _ = computed(model, 1, 2)
+    inner.layers = kept
+    seen: list[torch.Tensor] = []
+    hook = kept[1].register_forward_hook(lambda module, args, out: seen.append(out))
+    hooked, _ = computed(model, 1, 2)
+    hook.remove()
+    whole, _ = computed(model, 1, 2)
+    by_parts()
+    assert torch.equal(computed(model, 1, 2)[0], whole)
+    assert torch.equal(hooked, whole)
+    kept[1].register_forward_hook(lambda module, args, out: seen.append(out))
+    assert torch.equal(computed(model, 1, 2)[0], whole)
+    assert torch.equal(seen[0], seen[1])
+    inner.layers = nn.ModuleList([kept[0], kept[2], kept[1]])
+    assert torch.equal(computed(model, 1, 2)[0], mixed)
+    inner.layers = nn.ModuleList([kept[0]])
+    assert torch.equal(computed(model, 1, 2)[0], fewer)
+
+
+def test_what_happens_between_two_layers_is_seen(by_parts: Callable[[], None]) -> None:
+    model = from_model(models.llama(), compile=True)
+    for _ in range(2):
+        computed(model, 1, 2)
+    layer = model.model.model.layers[1]
+    chosen = layer.forward
+    layer.forward = lambda x, **rest: chosen(x * 2, **rest)
+    mine, _ = computed(model, 1, 2)
+    by_parts()
+    assert torch.equal(computed(model, 1, 2)[0], mine)
 
 
 def test_a_stopped_step_stops_before_the_layer() -> None:
@@ -148,7 +194,7 @@ def test_what_is_changed_afterwards_is_not_overlooked(
         CHANGES[change](layer)
     served.clear()
     after, _ = computed(model, 1, 4)
-    assert served.count(False) == 1
+    assert False in served
     by_parts()
     assert torch.equal(computed(model, 1, 4)[0], after)
     model.decompile()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from threading import Event
+from typing import Any
 
 import torch
 
@@ -49,6 +50,7 @@ class Batch:
     where: torch.Tensor | None = None  # [M, N] into the results of all reads, last entry: absent
     numbers: tuple[int, ...] = ()  # [M] logical tile numbers
     calls: list[int] = field(default_factory=list)  # layers that asked, for the admission
+    run: Any = None  # the last layers that were computed in one go (model/layers.py)
     cancel: Event | None = None  # set from another thread: stop before the next layer
 
     def attend(

@@ -6,6 +6,8 @@ A layer adds nothing to the plan of its step but where its tensors are.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,11 +74,16 @@ class Compiled:
         self.native.attend(plan, _Layer(*tensors, _Strides(*strides), *self._halves(layer), scale))
         return out
 
-    def block(self, layer: int, heads: int, scale: float, block: ctypes.Structure) -> None:
-        """A whole decoder layer, whose attention writes and reads as `attend` does."""
+    def blocks(
+        self, heads: int, layers: Sequence[int], scales: Sequence[float], blocks: ctypes.Array[Any]
+    ) -> None:
+        """Whole decoder layers, whose attentions write and read as `attend` does."""
         nothing = None, None, None, None, _Strides()
-        made = _Layer(*nothing, *self._halves(layer), scale)
-        self.native.block(self._bound(heads), made, block)
+        made = (
+            _Layer(*nothing, *self._halves(layer), scale)
+            for layer, scale in zip(layers, scales, strict=True)
+        )
+        self.native.blocks(self._bound(heads), (_Layer * len(layers))(*made), blocks)
 
     def _halves(self, layer: int) -> tuple[int, int]:
         """Where the layer's keys and its values are listed, pool by pool."""

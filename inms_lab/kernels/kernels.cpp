@@ -16,6 +16,30 @@ struct Block {
   int64_t rows, columns, inner, turned;
 };
 
+namespace {
+
+void compute(const Member& m, const Plan& p, const Layer& layer, const Block& b) {
+  const int64_t n = b.rows, kv = p.kv_heads * p.dim, wide = p.heads * p.dim;
+  float *normed = b.room, *middle = normed + n * b.columns, *q = middle + n * b.columns;
+  float *k = q + n * wide, *v = k + n * kv, *out = v + n * kv, *inner = out + n * wide;
+  const Layer own = {q, k, v, out, {wide, p.dim, kv, p.dim, kv, p.dim, wide, p.dim},
+                     layer.keys, layer.values, layer.scale};
+  const Heads sizes = {n, b.columns, p.heads, p.kv_heads, p.dim, b.turned};
+  if (m.me == 0) m.team.next = 0;
+  norm(m, b.x, b.norm[0], b.eps[0], normed, n, b.columns);
+  m.wait();
+  heads(m, sizes, normed, b.w, b.bias, b.cos, b.sin, q);
+  attend(m, p, own);
+  product(m, out, b.w[3], b.bias[3], middle, n, b.columns, wide, b.x);
+  m.wait();
+  norm(m, middle, b.norm[1], b.eps[1], normed, n, b.columns);
+  m.wait();
+  gated(m, normed, b.w + 4, b.bias + 4, b.y, inner, n, b.inner, b.columns, middle);
+  m.wait();
+}
+
+}  // namespace
+
 extern "C" {
 
 // x [rows, columns], w [outputs, columns], bias [outputs] or null, y [rows, outputs]; contiguous.
@@ -48,26 +72,12 @@ void inms_attend(const Plan* plan, const Layer* layer, int threads) {
   together(threads, [&](const Member& m) { attend(m, *plan, *layer); });
 }
 
-// A decoder layer. Of `layer` only `keys`, `values` and `scale` are read.
-void inms_block(const Plan* plan, const Layer* layer, const Block* block, int threads) {
-  const Plan& p = *plan;
-  const Block& b = *block;
-  const int64_t n = b.rows, kv = p.kv_heads * p.dim, wide = p.heads * p.dim;
-  float *normed = b.room, *middle = normed + n * b.columns, *q = middle + n * b.columns;
-  float *k = q + n * wide, *v = k + n * kv, *out = v + n * kv, *inner = out + n * wide;
-  const Layer own = {q, k, v, out, {wide, p.dim, kv, p.dim, kv, p.dim, wide, p.dim},
-                     layer->keys, layer->values, layer->scale};
-  const Heads sizes = {n, b.columns, p.heads, p.kv_heads, p.dim, b.turned};
+// Decoder layers, each behind the one before. Of `layers` only `keys`, `values` and `scale` are read; a
+// block's `x` may be its `y`.
+void inms_blocks(const Plan* plan, const Layer* layers, const Block* blocks, int64_t count,
+                 int threads) {
   together(threads, [&](const Member& m) {
-    norm(m, b.x, b.norm[0], b.eps[0], normed, n, b.columns);
-    m.wait();
-    heads(m, sizes, normed, b.w, b.bias, b.cos, b.sin, q);
-    attend(m, p, own);
-    product(m, out, b.w[3], b.bias[3], middle, n, b.columns, wide, b.x);
-    m.wait();
-    norm(m, middle, b.norm[1], b.eps[1], normed, n, b.columns);
-    m.wait();
-    gated(m, normed, b.w + 4, b.bias + 4, b.y, inner, n, b.inner, b.columns, middle);
+    for (int64_t i = 0; i < count; i++) compute(m, *plan, layers[i], blocks[i]);
   });
 }
 }

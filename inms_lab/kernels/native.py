@@ -7,7 +7,8 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Sequence
-from ctypes import Structure
+from ctypes import Array, Structure
+from typing import Any
 
 import torch
 
@@ -31,8 +32,8 @@ class Native:
         ]
         self._library.inms_gated.argtypes = [Pointer] * 6 + [ctypes.c_int64] * 3 + [ctypes.c_int]
         self._library.inms_heads.argtypes = [Pointer] * 7 + [ctypes.c_int]
-        self._library.inms_block.argtypes = [Pointer] * 3 + [ctypes.c_int]
-        for name in ("linear", "attend", "norm", "gated", "heads", "block"):
+        self._library.inms_blocks.argtypes = [Pointer] * 3 + [ctypes.c_int64, ctypes.c_int]
+        for name in ("linear", "attend", "norm", "gated", "heads", "blocks"):
             getattr(self._library, f"inms_{name}").restype = None
         self._own = threading.local()
 
@@ -65,10 +66,10 @@ class Native:
         """Write a layer's keys and values and read its tiles; see attention/compiled.py."""
         self._library.inms_attend(ctypes.byref(plan), ctypes.byref(layer), torch.get_num_threads())
 
-    def block(self, plan: Structure, layer: Structure, block: Structure) -> None:
-        """A whole decoder layer; see model/layers.py."""
-        parts = (ctypes.byref(part) for part in (plan, layer, block))
-        self._library.inms_block(*parts, torch.get_num_threads())
+    def blocks(self, plan: Structure, layers: Array[Any], blocks: Array[Any]) -> None:
+        """Decoder layers, each behind the one before; see model/layers.py."""
+        count = len(blocks), torch.get_num_threads()
+        self._library.inms_blocks(ctypes.byref(plan), layers, blocks, *count)
 
     def scratch(self, size: int, name: str = "tiles") -> torch.Tensor:
         """At least `size` floats, this thread's own; their content is nobody's."""

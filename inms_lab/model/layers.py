@@ -8,7 +8,8 @@ tiles at another position) is left to these parts one by one: both ways give the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 from inms_lab.attention.batch import Batch, Span, TileRef, build
 from inms_lab.attention.compiled import Compiled
 from inms_lab.kernels.native import Native, Pointer, is_plain
+from inms_lab.model.runs import Run
 from inms_lab.model.trials import ROWS, drawn
 from inms_lab.store import KVStore
 
@@ -29,6 +31,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 NOTHING = ("attention_mask", "cache", "past_key_values")  # what must not be given
 IGNORED = ("position_ids", "use_cache", "cache_position")
+FEW = 64  # rows of a batch whose layers are computed in one go: nothing stops between them
 
 
 class _Block(ctypes.Structure):
@@ -51,6 +54,7 @@ class Layer:
         self.native, self.module, self.own, self.geometry = native, module, module.forward, geometry
         first, attention, second, mlp = (module._modules[name] for name in PARTS)
         self.attention, self.index = attention, int(attention.layer_idx)
+        self.following: Layer | None = None  # known once it was called with what this one gave
         # What it is made of, to be the same still when it is used.
         names = [(module, name) for name in PARTS]
         names += [(attention, name) for name in ATTENTION] + [(mlp, name) for name in MLP]
@@ -69,7 +73,7 @@ class Layer:
         self.held = [(*h, h[2].data_ptr(), h[2].shape) for h in held if h[2] is not None]
         self.absent = [of for of, _, x in held if x is None]
         self.columns, self.inner = linears[0].in_features, linears[4].out_features
-        self.block = {
+        self.held_at = {
             "norm": (Pointer * 2)(*(x.data_ptr() for x in weights[:2])),
             "weights": (Pointer * 7)(*(x.data_ptr() for x in weights[2:])),
             "biases": (Pointer * 7)(*(None if x is None else x.data_ptr() for x in biases)),
@@ -80,35 +84,54 @@ class Layer:
         """hidden_states [1, T, N] -> [1, T, N]."""
         batch: Any = kwargs.get("inms_batch")
         turned = kwargs.get("position_embeddings")
-        if args or turned is None or not self.serves(batch, hidden_states, turned, kwargs):
+        if args or turned is None or type(batch) is not Batch:  # not one that watches its layers
             return self.own(hidden_states, *args, **kwargs)
-        batch.enter(self.index)
-        return self._compute(batch.compiled, hidden_states, *turned)
-
-    def _compute(
-        self, reader: Compiled, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> torch.Tensor:
-        g, rows = self.geometry, x.shape[1]
-        out = torch.empty_like(x)
-        heads = 2 * (g.num_heads + g.num_kv_heads) * g.head_dim
-        room = self.native.scratch(rows * (2 * self.columns + heads + 2 * self.inner), "block")
-        tensors = (part.data_ptr() for part in (x, out, room, cos, sin))
-        sizes = rows, self.columns, self.inner, cos.shape[-1]
-        block = _Block(*tensors, *self.block.values(), *sizes)
-        reader.block(self.index, g.num_heads, float(self.attention.scaling), block)
+        if batch.run is not None and batch.run.comes_to(self, hidden_states, turned):
+            return hidden_states  # an earlier call computed it
+        if not self.serves(batch, hidden_states, turned, kwargs):
+            return self.own(hidden_states, **kwargs)
+        layers = [self]
+        while batch.num_rows <= FEW and (next_one := layers[-1].leads_to()) is not None:
+            if not next_one.serves(batch, hidden_states, turned, kwargs):
+                break
+            layers.append(next_one)
+        for layer in layers:
+            batch.enter(layer.index)
+        out = computed(layers, batch.compiled, hidden_states, *turned)
+        batch.run = Run(layers, out, turned)
         return out
+
+    def leads_to(self) -> Layer | None:
+        """The layer that gets what this one gives, if nobody looks at it in between."""
+        following = self.following
+        if following is None or following.module.__dict__.get("forward") is not following:
+            return None
+        seen = (of.module for of in (self, following))
+        watched = any(module._forward_hooks or module._forward_pre_hooks for module in seen)
+        return None if watched else following
+
+    def block(self, x: int, y: int, room: int, cos: torch.Tensor, sin: torch.Tensor) -> _Block:
+        """What the kernel reads, for places of the input, the output and its scratch."""
+        tensors = x, y, room, cos.data_ptr(), sin.data_ptr()
+        sizes = cos.shape[1], self.columns, self.inner, cos.shape[2]
+        return _Block(*tensors, *self.held_at.values(), *sizes)
+
+    def room(self, rows: int) -> int:
+        """Floats of scratch that the kernel takes."""
+        g = self.geometry
+        heads = 2 * (g.num_heads + g.num_kv_heads) * g.head_dim
+        return rows * (2 * self.columns + heads + 2 * self.inner)
 
     def serves(
         self,
-        batch: Batch | None,
+        batch: Batch,
         x: torch.Tensor,
         turned: tuple[torch.Tensor, torch.Tensor],
         kwargs: dict[str, Any],
     ) -> bool:
         """Whether the kernel computes this."""
         return (
-            type(batch) is Batch  # not one that watches what its layers ask
-            and isinstance(batch.compiled, Compiled)
+            isinstance(batch.compiled, Compiled)
             and batch.turned is None
             and not torch.is_grad_enabled()
             and all(kwargs.get(name) is None for name in NOTHING)
@@ -151,7 +174,7 @@ class Layer:
         x = drawn(1, ROWS, self.columns) * size
         with torch.inference_mode():
             stores, batches = zip(*(self._trial(n) for n in (self.native, None)), strict=True)
-            mine = self._compute(batches[0].compiled, x, *asked)
+            mine = computed([self], batches[0].compiled, x, *asked)
             own = self.own(x, position_embeddings=asked, attention_mask=None, inms_batch=batches[1])
             halves = zip(*(store.layer("trial", self.index) for store in stores), strict=True)
         return [(mine, own), *halves]
@@ -168,6 +191,23 @@ class Layer:
         tiles = [TileRef("trial", 0, 0, ROWS)]
         span = Span(0, [0] * ROWS, list(each), slots, tiles, False)
         return store, build([span], store, ROWS, g.num_heads, 1, (), native)
+
+
+def computed(
+    layers: Sequence[Layer], reader: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    """x [1, T, N] through these layers, one behind the other."""
+    first, out = layers[0], torch.empty_like(x)
+    room = first.native.scratch(max(layer.room(x.shape[1]) for layer in layers), "block").data_ptr()
+    places = [x.data_ptr(), *[out.data_ptr()] * len(layers)]
+    blocks = (
+        layer.block(*place, room, cos, sin)
+        for layer, place in zip(layers, pairwise(places), strict=True)
+    )
+    scales = [float(layer.attention.scaling) for layer in layers]
+    made = (_Block * len(layers))(*blocks)
+    reader.blocks(first.geometry.num_heads, [layer.index for layer in layers], scales, made)
+    return out
 
 
 def layers(

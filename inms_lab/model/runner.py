@@ -21,6 +21,7 @@ from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
 from inms_lab.model import fused
 from inms_lab.model.compiling import kernels
+from inms_lab.model.runs import Misled
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
@@ -213,14 +214,26 @@ class Runner:
     def run(self, batch: Batch) -> None:
         """One forward of the whole model under our attention; the logits stay in `last_logits`."""
         with self._busy:
-            out = self.model(
-                input_ids=batch.input_ids,
-                position_ids=batch.position_ids,
-                use_cache=False,
-                logits_to_keep=batch.logit_rows,
-                inms_batch=batch,
-            )
+            try:
+                out = self._called(batch)
+                misled = batch.run is not None and not batch.run.is_whole
+            except Misled:
+                misled = True
+            if misled:  # layers were computed that the model does not call so any more
+                batch.run.forget()
+                batch.run = None
+                batch.calls.clear()
+                out = self._called(batch)
         self.last_logits = out.logits[0]
+
+    def _called(self, batch: Batch) -> Any:
+        return self.model(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            logits_to_keep=batch.logit_rows,
+            inms_batch=batch,
+        )
 
     @torch.inference_mode()
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:
