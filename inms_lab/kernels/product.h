@@ -14,7 +14,7 @@ namespace {
 constexpr int MOST = 12;      // rows whose sums stay in registers
 constexpr int FEW = 24;       // rows up to which w is transposed again for every 12
 constexpr int DEPTH = 192;    // columns of a chain, transposed at a time
-constexpr int PANEL = 192;    // rows for which a piece of the weights is kept
+constexpr int PANEL = 256;    // rows for which a piece of the weights is kept
 
 // Few rows: 16 outputs at a time, transposed on the way through the registers.
 template <int M>

@@ -214,6 +214,7 @@ class Runner:
     def run(self, batch: Batch) -> None:
         """One forward of the whole model under our attention; the logits stay in `last_logits`."""
         with self._busy:
+            self.last_logits = torch.empty(0)  # two steps' logits are never held at once
             try:
                 out = self._called(batch)
                 misled = batch.run is not None and not batch.run.is_whole
