@@ -1,4 +1,4 @@
-"""Attention over tiles that lie anywhere, as Triton kernels: the twin of attend.cpp for CUDA.
+"""Attention over tiles that lie anywhere, as Triton kernels: the twin of tiles.h for CUDA.
 
 Three kernels a layer: `write` puts new keys and values into their slots, `read` computes a tile and
 one kv head for all query rows that hold it (a program for each piece of work), `join` merges the

@@ -31,7 +31,7 @@ ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
 NOTHING = ("attention_mask", "cache", "past_key_values")  # what must not be given
 IGNORED = ("position_ids", "use_cache", "cache_position")
-FEW = 64  # rows of a batch whose layers are computed in one go: nothing stops between them
+AT_ONCE = 2048  # rows times layers that are computed in one go: nothing stops between them
 
 
 class _Block(ctypes.Structure):
@@ -91,7 +91,7 @@ class Layer:
         if not self.serves(batch, hidden_states, turned, kwargs):
             return self.own(hidden_states, **kwargs)
         layers = [self]
-        while batch.num_rows <= FEW and (next_one := layers[-1].leads_to()) is not None:
+        while batch.num_rows * len(layers) < AT_ONCE and (next_one := layers[-1].leads_to()):
             if not next_one.serves(batch, hidden_states, turned, kwargs):
                 break
             layers.append(next_one)

@@ -1,6 +1,6 @@
 """Decoder layers that are computed in one go, and what shows that they no longer may be.
 
-Between two layers of a step with a few rows there is nothing to do but to call the next one, and
+Between two layers of a step there is nothing to do but to call the next one, and with a few rows
 waking the threads for each costs more than some layers. That nothing happens in between is seen in
 a forward that computes layer by layer; it is looked at again in every one that does not.
 """
