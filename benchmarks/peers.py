@@ -3,6 +3,7 @@
     make peers
     .venv/bin/python benchmarks/peers.py [--shared 4096 --own 1024 --agents 8 --tokens 16]
         [--rounds 5] [--firsts 3] [--workers inms,vllm,...] [--ours-args=--compile] [--json FILE]
+    .venv/bin/python benchmarks/peers.py --show benchmarks/results/peers_1024.json
 
 Every engine is a worker in an environment of its own (`peer_workers/`), which fills its contexts
 once and stays. In a round each takes its turn: all agents write `tokens` tokens at once, and the
@@ -321,6 +322,9 @@ def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ours-args", default="", help="for this lab's worker, e.g. --compile")
     parser.add_argument("--lock", type=Path, default=None, help="a file to lock during a round")
     parser.add_argument("--json", type=Path, default=None, help="write everything into this file")
+    parser.add_argument(
+        "--show", type=Path, help="print the tables of such a file, measure nothing"
+    )
     return parser.parse_args(arguments)
 
 
@@ -344,6 +348,9 @@ def main() -> None:
     from inms_lab.model.source import resolve
 
     options = options_of()
+    if options.show is not None:
+        render(json.loads(options.show.read_text(encoding="utf-8")))
+        return
     starts = commands(options, resolve())
     workers: list[Worker] = []
     try:
@@ -360,8 +367,13 @@ def main() -> None:
             worker.end()
     render(found)
     if options.json is not None:
-        asked = {k: v for k, v in vars(options).items() if k not in ("json", "lock")}
-        result = {"command": "python benchmarks/peers.py", "machine": machine(), "work": asked}
+        asked = {k: v for k, v in vars(options).items() if k not in ("json", "lock", "show")}
+        words = shlex.join(w for w in sys.argv[1:] if not w.startswith("--json="))
+        result = {
+            "command": f"python benchmarks/peers.py {words}",
+            "machine": machine(),
+            "work": asked,
+        }
         options.json.write_text(json.dumps(result | found, indent=1) + "\n", encoding="utf-8")
 
 
