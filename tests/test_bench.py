@@ -166,9 +166,13 @@ def test_a_tied_embedding_is_read_as_the_last_layer() -> None:
 def test_the_clock_leaves_everything_as_it_was(runner: Runner) -> None:
     before = nn.Linear.forward, Batch.attend
     with Contexts(runner, Work(64, 32, 2, room_for(2), drawn=True)) as lab:
-        with parts.clocked(runner) as clock:
+        with parts.clocked(by_parts=True) as clock:
             lab.write(2)
         assert clock.products > 0 < clock.attention
+        assert clock.layers == 0
+        with parts.clocked() as whole:
+            lab.write(2)
+        assert (whole.layers > 0) == (runner.native is not None) == (whole.attention == 0)
         spent = clock.products, clock.attention
         lab.write(2)
         assert (clock.products, clock.attention) == spent
@@ -189,10 +193,12 @@ def test_decode_says_what_a_step_is_made_of(runner: Runner) -> None:
     assert found["bytes_read"] == found["kv_bytes_read"] + found["weights_bytes"]
     share = found["read_gb_per_s"] / found["bandwidth_gb_per_s"]
     assert found["bandwidth_share"] == pytest.approx(share, abs=0.01)
-    made_of = dict(found["parts_ms"])
-    assert made_of["products"] > 0 < made_of["attention"]
-    assert made_of["other"] > 0, "parts are of the steps that they are set beside"
-    assert made_of.pop("step") == pytest.approx(sum(made_of.values()), abs=0.01)
+    assert (found["parts_ms"]["layers"] > 0) is found["compiled"] is ("by_parts_ms" in found)
+    by_parts = found.get("by_parts_ms", found["parts_ms"])
+    assert by_parts["products"] > 0 < by_parts["attention"]
+    for made_of in (dict(found["parts_ms"]), dict(by_parts)):
+        assert made_of["other"] > 0, "parts are of the steps that they are set beside"
+        assert made_of.pop("step") == pytest.approx(sum(made_of.values()), abs=0.01)
 
 
 def test_percentiles_are_of_the_values() -> None:

@@ -23,7 +23,7 @@ def measure(runner: Runner, work: Work, tokens: int, repeat: int) -> dict[str, A
         contexts.write(1)  # the first is not like the others
         steps = contexts.write(tokens, repeat)
         moved = traffic(contexts)
-        parts = parts_ms(contexts, runner)
+        parts = parts_ms(contexts, runner.device)
     said = told(work, steps) | {"compiled": runner.native is not None}
     return said | bytes_told(moved, statistics.median(steps.counted), bandwidth) | parts
 
@@ -67,22 +67,26 @@ def bytes_told(moved: Traffic, seconds: float, bandwidth: float) -> dict[str, An
     }
 
 
-def parts_ms(contexts: Contexts, runner: Runner) -> dict[str, Any]:
-    """Milliseconds of a step's parts, the mean over steps of their own; nothing off the CPU."""
-    if runner.device.type != "cpu":
+def parts_ms(contexts: Contexts, device: torch.device) -> dict[str, Any]:
+    """Milliseconds of a step's parts, the mean over steps of their own; nothing off the CPU. Where
+    whole layers are computed by one kernel, also those of a step without that (`by_parts_ms`)."""
+    if device.type != "cpu":
         return {}
-    with clocked(runner) as clock:
-        steps = contexts.write(CLOCKED, clock=lambda: (clock.products, clock.attention))
-    products, attention = (1e3 * statistics.mean(part) for part in zip(*steps.parts, strict=True))
+    parts = _parts(contexts, by_parts=False)
+    return {"parts_ms": parts} | (
+        {"by_parts_ms": _parts(contexts, by_parts=True)} if parts["layers"] else {}
+    )
+
+
+def _parts(contexts: Contexts, by_parts: bool) -> dict[str, float]:
+    names = ("layers", "products", "attention")
+    with clocked(by_parts) as clock:
+        steps = contexts.write(CLOCKED, clock=lambda: tuple(getattr(clock, n) for n in names))
+    kernels = [1e3 * statistics.mean(part) for part in zip(*steps.parts, strict=True)]
     step, books = (1e3 * statistics.mean(s) for s in (steps.counted, steps.bookkeeping))
-    parts = {
-        "step": step,
-        "products": products,
-        "attention": attention,
-        "bookkeeping": books,
-        "other": step - products - attention - books,
-    }
-    return {"parts_ms": {name: round(value, 3) for name, value in parts.items()}}
+    parts = {"step": step, **dict(zip(names, kernels, strict=True)), "bookkeeping": books}
+    parts["other"] = step - sum(kernels) - books
+    return {name: round(value, 3) for name, value in parts.items()}
 
 
 def percentiles(values: Sequence[float], digits: int = 3) -> dict[str, float]:

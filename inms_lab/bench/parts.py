@@ -100,33 +100,37 @@ def weights_read(runner: Runner) -> int:
 
 @dataclass(slots=True)
 class Clock:
-    """Seconds in matrix products and in attention (writing KV included)."""
+    """Seconds in matrix products, in attention (writing KV included), and in whole decoder layers
+    that one kernel computes, whose products and attention nobody sees apart."""
 
     products: float = 0.0
     attention: float = 0.0
+    layers: float = 0.0
 
 
 @contextmanager
-def clocked(runner: Runner) -> Iterator[Clock]:
-    """A `with` block in which the parts of this model's forwards are timed (on the CPU only). Its
-    layers are computed part by part, not by one kernel each."""
+def clocked(by_parts: bool = False) -> Iterator[Clock]:
+    """A `with` block in which the parts of forwards are timed (on the CPU only). `by_parts`: no
+    layer is computed by one kernel meanwhile."""
     clock = Clock()
     places: tuple[tuple[type, str, str], ...] = (
         (nn.Linear, "forward", "products"),
         (Native, "linear", "products"),
         (Native, "heads", "products"),
         (Native, "gated", "products"),
+        (Native, "blocks", "layers"),
         (Batch, "attend", "attention"),
     )
-    kept = [getattr(owner, name) for owner, name, _ in places]
-    for (owner, name, part), function in zip(places, kept, strict=True):
-        setattr(owner, name, _timed(function, clock, part))
-    serves, Layer.serves = Layer.serves, lambda *args: False  # type: ignore[method-assign]
+    changed = [(*place[:2], _timed(getattr(*place[:2]), clock, place[2])) for place in places]
+    if by_parts:
+        changed.append((Layer, "serves", lambda *args: False))
+    kept = [getattr(owner, name) for owner, name, _ in changed]
+    for owner, name, function in changed:
+        setattr(owner, name, function)
     try:
         yield clock
     finally:
-        Layer.serves = serves  # type: ignore[method-assign]
-        for (owner, name, _), function in zip(places, kept, strict=True):
+        for (owner, name, _), function in zip(changed, kept, strict=True):
             setattr(owner, name, function)
 
 
