@@ -66,6 +66,11 @@ class Compiled:
         """Write k and v [T, K, D], then read q [T', H, D], own rows first -> out [T, H, D]."""
         if not q.dtype == k.dtype == v.dtype == torch.float32:
             raise ModelRefused(f"compiled kernels read float32, and the model computes {q.dtype}")
+        if k.shape[1:] != (self.kv_heads, self.dim) or q.shape[2] != self.dim:
+            raise ModelRefused(
+                f"layer {layer} has {k.shape[1]} KV heads of size {k.shape[2]}, the KV store is "
+                f"for {self.kv_heads} of size {self.dim}"
+            )
         plan = self._bound(q.shape[1])
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in (q, k, v))
         out = q.new_empty(self.num_rows, q.shape[1], self.dim)
@@ -93,6 +98,8 @@ class Compiled:
     def _bound(self, heads: int) -> _Plan:
         """The plan with the places of its arrays, made once."""
         if self._plan is not None:
+            if self._plan.heads != heads:
+                raise ModelRefused(f"its layers have {self._plan.heads} and {heads} query heads")
             return self._plan
         num = self.arrays["reader_row"].size * heads
         self._room = self.native.scratch(num * (self.dim + 1))  # kept: another plan may take more

@@ -11,7 +11,7 @@ typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
 typedef float Half __attribute__((vector_size(32)));
 typedef float Quarter __attribute__((vector_size(16)));
 typedef float LooseQuarter __attribute__((vector_size(16), aligned(4), may_alias));
-typedef int32_t Ints __attribute__((vector_size(64)));
+typedef uint32_t Words __attribute__((vector_size(64)));
 
 static inline Lanes load(const float* at) { return *(const Loose*)at; }
 static inline void store(float* at, Lanes value) { *(Loose*)at = value; }
@@ -73,8 +73,8 @@ static inline Lanes exp_of(Lanes x) {
   e = e * f + 0.499999942f;
   e = e * f + 1.00000003f;
   e = e * f + 1.0f;
-  const Ints raised = (Ints)e + ((Ints)rounded << 23);  // n is in the lowest bits of `rounded`
-  return x < -87.0f ? zero : (Lanes)raised;
+  const Words power = ((Words)rounded << 23) + (127u << 23);  // n is in the lowest bits of `rounded`
+  return x < -87.0f ? zero : e * (Lanes)power;  // NaN stays NaN
 }
 
 static inline float sum_of(Lanes x) {

@@ -105,11 +105,22 @@ void find(const Plan& p, const Layer& x, int64_t tile, int64_t h, int64_t count,
   }
 }
 
+// The states of readers that see nothing of a tile: neutral ones.
+void nothing(const Plan& p, int64_t first, int64_t last, int64_t h) {
+  const int64_t groups = p.heads / p.kv_heads;
+  for (int64_t e = first; e < last; e++)
+    for (int64_t head = e * p.heads + h * groups, i = 0; i < groups; i++) {
+      std::memset(p.out + (head + i) * p.dim, 0, sizeof(float) * p.dim);
+      p.lse[head + i] = -INFINITY;
+    }
+}
+
 // A tile and one kv head: the states of all its readers' query heads. `next`: keys that are met then.
 void read(const Plan& p, const Layer& x, const int64_t* work, int64_t h, const float* next, Scratch& s) {
   const int64_t first = work[1], last = work[2], dim = p.dim, groups = p.heads / p.kv_heads;
   int64_t count = 0;  // tokens of the tile that anybody sees
   for (int64_t e = first; e < last; e++) count = std::max(count, p.reader_seen[e]);
+  if (!count) return nothing(p, first, last, h);
   find(p, x, work[0], h, count, next, s);
   const int64_t wide = (count + WIDTH - 1) / WIDTH * WIDTH, num = (last - first) * groups;
   const int64_t stride = wide + WIDTH;  // not a power of two: rows would push each other out of the cache

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.nn.modules.module import _has_any_global_hook as any_global_hook
 
 from inms_lab.attention.batch import Batch, Span, TileRef, build
 from inms_lab.attention.compiled import Compiled
@@ -54,7 +55,7 @@ class Layer:
         self.native, self.module, self.own, self.geometry = native, module, module.forward, geometry
         first, attention, second, mlp = (module._modules[name] for name in PARTS)
         self.attention, self.index = attention, int(attention.layer_idx)
-        self.following: Layer | None = None  # known once it was called with what this one gave
+        self.following: Layer | None = None  # that was called with what this one gave
         # What it is made of, to be the same still when it is used.
         names = [(module, name) for name in PARTS]
         names += [(attention, name) for name in ATTENTION] + [(mlp, name) for name in MLP]
@@ -62,6 +63,7 @@ class Layer:
         self.tree = [(*place, parts[place[2]]) for place in found]
         self.rest = mlp._modules, dict(mlp._modules)
         linears = [part for _, _, part in found[len(PARTS) :]]
+        self.norms = parts[first], parts[second]
         normed = [part._parameters for part in (first, second)]
         plain = [part._parameters for part in linears]
         weights = [part["weight"] for part in (*normed, *plain)]
@@ -73,12 +75,24 @@ class Layer:
         self.held = [(*h, h[2].data_ptr(), h[2].shape) for h in held if h[2] is not None]
         self.absent = [of for of, _, x in held if x is None]
         self.columns, self.inner = linears[0].in_features, linears[4].out_features
+        if [x.shape for x in weights] != self._shapes():
+            raise ValueError("not of the sizes that its model names")
+        self.eps = self._eps()
         self.held_at = {
             "norm": (Pointer * 2)(*(x.data_ptr() for x in weights[:2])),
             "weights": (Pointer * 7)(*(x.data_ptr() for x in weights[2:])),
             "biases": (Pointer * 7)(*(None if x is None else x.data_ptr() for x in biases)),
-            "eps": (ctypes.c_float * 2)(parts[first].eps, parts[second].eps),
+            "eps": (ctypes.c_float * 2)(*self.eps),
         }
+
+    def _eps(self) -> list[float]:
+        return [norm.eps for norm in self.norms]
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        """Of the weights, norms first."""
+        g, n, inner = self.geometry, self.columns, self.inner
+        heads, kv = g.num_heads * g.head_dim, g.num_kv_heads * g.head_dim
+        return [(n,), (n,), (heads, n), (kv, n), (kv, n), (n, heads), *[(inner, n)] * 2, (n, inner)]
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """hidden_states [1, T, N] -> [1, T, N]."""
@@ -86,29 +100,22 @@ class Layer:
         turned = kwargs.get("position_embeddings")
         if args or turned is None or type(batch) is not Batch:  # not one that watches its layers
             return self.own(hidden_states, *args, **kwargs)
-        if batch.run is not None and batch.run.comes_to(self, hidden_states, turned):
-            return hidden_states  # an earlier call computed it
+        if batch.run is not None:
+            done = batch.run.comes_to(self, hidden_states, kwargs)
+            if done is not None:  # an earlier call computed it
+                batch.enter(self.index)
+                return done
         if not self.serves(batch, hidden_states, turned, kwargs):
+            batch.run = None
             return self.own(hidden_states, **kwargs)
+        batch.enter(self.index)
         layers = [self]
-        while batch.num_rows * len(layers) < AT_ONCE and (next_one := layers[-1].leads_to()):
-            if not next_one.serves(batch, hidden_states, turned, kwargs):
+        while batch.num_rows * len(layers) < AT_ONCE and (then := layers[-1].following):
+            if then in layers or not then.serves(batch, hidden_states, turned, kwargs):
                 break
-            layers.append(next_one)
-        for layer in layers:
-            batch.enter(layer.index)
-        out = computed(layers, batch.compiled, hidden_states, *turned)
-        batch.run = Run(layers, out, turned)
-        return out
-
-    def leads_to(self) -> Layer | None:
-        """The layer that gets what this one gives, if nobody looks at it in between."""
-        following = self.following
-        if following is None or following.module.__dict__.get("forward") is not following:
-            return None
-        seen = (of.module for of in (self, following))
-        watched = any(module._forward_hooks or module._forward_pre_hooks for module in seen)
-        return None if watched else following
+            layers.append(then)
+        batch.run = Run(layers, computed(layers, batch.compiled, hidden_states, *turned), kwargs)
+        return batch.run.outs[0]
 
     def block(self, x: int, y: int, room: int, cos: torch.Tensor, sin: torch.Tensor) -> _Block:
         """What the kernel reads, for places of the input, the output and its scratch."""
@@ -149,8 +156,12 @@ class Layer:
 
     def _unchanged(self) -> bool:
         """Whether all parts and weights are those of the trial, with nothing hung upon them."""
-        modules, names = self.rest
-        if modules != names:
+        if self.rest[0] != self.rest[1] or self._eps() != self.eps:
+            return False
+        of = self.attention
+        if of.layer_idx != self.index or of.head_dim != self.geometry.head_dim:
+            return False
+        if any_global_hook():  # which would not be called for its parts
             return False
         for of, name, part, made in self.tree:
             if of.get(name) is not part or part.__dict__.get("forward") is not made:
@@ -174,7 +185,7 @@ class Layer:
         x = drawn(1, ROWS, self.columns) * size
         with torch.inference_mode():
             stores, batches = zip(*(self._trial(n) for n in (self.native, None)), strict=True)
-            mine = computed([self], batches[0].compiled, x, *asked)
+            mine = computed([self], batches[0].compiled, x, *asked)[0]
             own = self.own(x, position_embeddings=asked, attention_mask=None, inms_batch=batches[1])
             halves = zip(*(store.layer("trial", self.index) for store in stores), strict=True)
         return [(mine, own), *halves]
@@ -195,11 +206,13 @@ class Layer:
 
 def computed(
     layers: Sequence[Layer], reader: Any, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-) -> torch.Tensor:
-    """x [1, T, N] through these layers, one behind the other."""
-    first, out = layers[0], torch.empty_like(x)
+) -> tuple[torch.Tensor, ...]:
+    """x [1, T, N] through these layers, one behind the other: what each of them gives."""
+    first = layers[0]
+    with torch.inference_mode(False):  # so that it shows when somebody writes into one
+        outs = torch.empty(len(layers), *x.shape).unbind(0)
     room = first.native.scratch(max(layer.room(x.shape[1]) for layer in layers), "block").data_ptr()
-    places = [x.data_ptr(), *[out.data_ptr()] * len(layers)]
+    places = [x.data_ptr(), *(out.data_ptr() for out in outs)]
     blocks = (
         layer.block(*place, room, cos, sin)
         for layer, place in zip(layers, pairwise(places), strict=True)
@@ -207,7 +220,7 @@ def computed(
     scales = [float(layer.attention.scaling) for layer in layers]
     made = (_Block * len(layers))(*blocks)
     reader.blocks(first.geometry.num_heads, [layer.index for layer in layers], scales, made)
-    return out
+    return outs
 
 
 def layers(

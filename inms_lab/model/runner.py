@@ -8,9 +8,11 @@ used (admission.py), where they come from (source.py, loader.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from threading import Event, RLock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import torch
 from transformers import AttentionInterface, PreTrainedModel
@@ -21,7 +23,6 @@ from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
 from inms_lab.model import fused
 from inms_lab.model.compiling import kernels
-from inms_lab.model.runs import Misled
 from inms_lab.rope import Rotation
 from inms_lab.store import KVStore
 
@@ -36,6 +37,8 @@ IGNORED = frozenset(  # keywords that change nothing about attention over an exp
         *("output_attentions", "output_router_logits"),
     )
 )
+# One forward of a model at a time: a dense one changes the model for as long as it takes.
+_BUSY: WeakKeyDictionary[torch.nn.Module, AbstractContextManager[bool]] = WeakKeyDictionary()
 
 
 def attend(
@@ -109,7 +112,7 @@ class Runner:
         AttentionInterface.register(ATTENTION, attend)
         self.model, self.name, self.digest = model.eval(), name, digest
         fused.uninstall(self.model)  # what an earlier runner gave it
-        self._busy = RLock()  # a dense forward changes the model for as long as it takes
+        self._busy = _BUSY.setdefault(model, RLock())
         self.model.set_attn_implementation(ATTENTION)
         self.stock = "sdpa" if getattr(model, "_supports_sdpa", True) else "eager"
         self.config = model.config.get_text_config()
@@ -197,9 +200,10 @@ class Runner:
                 f"{self.name} scales the queries of long forwards: use a token_budget "
                 f"of at most {self.max_rows}, not {batch.num_rows}"
             )
-        self.run(batch)
         wanted = sum(span.wants_logits for span in spans)
-        return self.last_logits[:wanted].float()
+        with self._busy:  # another thread's forward would put its logits in their place
+            self.run(batch)
+            return self.last_logits[:wanted].float()
 
     def batch(self, spans: Sequence[Span], store: KVStore, tile: int) -> Batch:
         """These spans as one forward's batch, for `run`."""
@@ -215,26 +219,16 @@ class Runner:
         """One forward of the whole model under our attention; the logits stay in `last_logits`."""
         with self._busy:
             self.last_logits = torch.empty(0)  # two steps' logits are never held at once
-            try:
-                out = self._called(batch)
-                misled = batch.run is not None and not batch.run.is_whole
-            except Misled:
-                misled = True
-            if misled:  # layers were computed that the model does not call so any more
-                batch.run.forget()
-                batch.run = None
-                batch.calls.clear()
-                out = self._called(batch)
-        self.last_logits = out.logits[0]
-
-    def _called(self, batch: Batch) -> Any:
-        return self.model(
-            input_ids=batch.input_ids,
-            position_ids=batch.position_ids,
-            use_cache=False,
-            logits_to_keep=batch.logit_rows,
-            inms_batch=batch,
-        )
+            out = self.model(
+                input_ids=batch.input_ids,
+                position_ids=batch.position_ids,
+                use_cache=False,
+                logits_to_keep=batch.logit_rows,
+                inms_batch=batch,
+            )
+            if batch.run is not None:
+                batch.run.end()
+            self.last_logits = out.logits[0]
 
     @torch.inference_mode()
     def dense(self, tokens: Sequence[int]) -> torch.Tensor:

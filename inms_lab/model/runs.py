@@ -1,8 +1,9 @@
-"""Decoder layers that are computed in one go, and what shows that they no longer may be.
+"""Decoder layers that are computed in one go, when the first of them is called.
 
 Between two layers of a step there is nothing to do but to call the next one, and with a few rows
-waking the threads for each costs more than some layers. That nothing happens in between is seen in
-a forward that computes layer by layer; it is looked at again in every one that does not.
+waking the threads for each costs more than some layers. What each layer gave is kept: when the next
+one is called with just that, it is given its own result. When it is called with anything else
+(another order, a hook, something written into it), it is computed as if there were no run.
 """
 
 from __future__ import annotations
@@ -15,34 +16,47 @@ import torch
 if TYPE_CHECKING:
     from inms_lab.model.layers import Layer
 
+TURNED = "position_embeddings"
+
 
 class Run:
-    """Layers that were computed when the first of them was called, and how many were called."""
+    """Layers, what each of them gives [1, T, N], and how many were called."""
 
-    def __init__(self, layers: Sequence[Layer], out: torch.Tensor, turned: Any) -> None:
-        self.layers, self.out, self.turned, self.called = layers, out, turned, 1
+    def __init__(
+        self, layers: Sequence[Layer], outs: Sequence[torch.Tensor], kwargs: dict[str, Any]
+    ) -> None:
+        self.layers, self.outs, self.kwargs, self.called = layers, outs, kwargs, 1
+        self.version = outs[0]._version  # of the memory behind all of them
 
-    def comes_to(self, layer: Layer, x: torch.Tensor, turned: Any) -> bool:
-        """Whether it has computed this layer. Raises `Misled` if its input is another."""
-        straight = x is self.out and all(a is b for a, b in zip(turned, self.turned, strict=True))
-        if self.is_whole:
-            self.layers[-1].following = layer if straight else None
-            return False
-        if not straight or self.layers[self.called] is not layer:
-            raise Misled
+    def comes_to(
+        self, layer: Layer, x: torch.Tensor, kwargs: dict[str, Any]
+    ) -> torch.Tensor | None:
+        """What this layer gives, if it is the next one and asked what it was computed for."""
+        last = self.layers[self.called - 1]
+        straight = (
+            x is self.outs[self.called - 1]
+            and x._version == self.version
+            and kwargs.keys() == self.kwargs.keys()
+            and all(_same(name, value, self.kwargs[name]) for name, value in kwargs.items())
+        )
+        last.following = layer if straight else None
+        if not straight or self.is_whole or self.layers[self.called] is not layer:
+            return None
         self.called += 1
-        return True
+        return self.outs[self.called - 1]
 
     @property
     def is_whole(self) -> bool:
         """Whether all its layers were called."""
         return self.called == len(self.layers)
 
-    def forget(self) -> None:
-        """Compute these layers one by one the next time."""
-        for layer in self.layers:
-            layer.following = None
+    def end(self) -> None:
+        """The forward is over: what was not called is not computed the next time."""
+        if not self.is_whole:
+            self.layers[self.called - 1].following = None
 
 
-class Misled(Exception):
-    """The layers of a run are not called one behind the other any more."""
+def _same(name: str, value: Any, before: Any) -> bool:
+    if name == TURNED:
+        return all(a is b for a, b in zip(value, before, strict=True))
+    return value is before
