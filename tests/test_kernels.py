@@ -197,6 +197,18 @@ def test_a_row_has_the_same_bits_in_any_company_and_wherever_its_blocks_lie(
             at += len(span.tokens)
 
 
+def test_what_is_not_a_number_stays_none(native: Native) -> None:
+    layout = Layout(3)
+    q, k, v = layout.new(layout.spans)
+    q.view(torch.int32)[0, 0] = (
+        0x7FC00001  # with bits of its own, which arithmetic on bits would use
+    )
+    out = layout.batch(layout.spans, native).attend(0, q, k, v, 0.25)
+    assert out[0, 0].isnan().all()
+    assert not out[0, 1:].isnan().any()
+    assert not out[1:].isnan().any()
+
+
 def test_26_a_shared_tile_is_one_piece_of_work_and_a_single_reader_pays_nothing_for_it(
     native: Native,
 ) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable
 from functools import cache
-from threading import Event
+from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import models
@@ -13,7 +16,7 @@ import torch
 from torch import nn
 
 from inms_lab.attention.batch import Span, TileRef
-from inms_lab.errors import StepInterrupted
+from inms_lab.errors import ModelRefused, StepInterrupted
 from inms_lab.kernels import build as building
 from inms_lab.model import from_model
 from inms_lab.model.layers import Layer
@@ -112,46 +115,126 @@ def test_tiles_at_another_position_are_read_by_the_parts(served: list[bool]) -> 
     assert torch.isfinite(logits).all()
 
 
-def test_layers_in_one_go_are_given_up_when_the_model_calls_them_otherwise(
-    by_parts: Callable[[], None],
+ORDERS = [(0, 2, 1), (1, 0, 2), (2, 1, 0), (0,), (1,), (0, 1, 0, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_layers_may_be_called_in_any_order_from_one_step_to_the_next(
+    order: tuple[int, ...], by_parts: Callable[[], None]
 ) -> None:
     model = from_model(models.llama(), compile=True)
-    for _ in range(2):
-        computed(model, 1, 2)
+    whole = [computed(model, 1, 2)[0] for _ in range(3)]
+    assert all(torch.equal(x, whole[0]) for x in whole)
     inner = model.model.model
-    kept = inner.layers
-    inner.layers = nn.ModuleList([kept[0], kept[2], kept[1]])
-    mixed, _ = computed(model, 1, 2)
-    inner.layers = nn.ModuleList([kept[0]])
-    fewer, _ = computed(model, 1, 2)
-    inner.layers = kept
-    seen: list[torch.Tensor] = []
-    hook = kept[1].register_forward_hook(lambda module, args, out: seen.append(out))
-    hooked, _ = computed(model, 1, 2)
-    hook.remove()
-    whole, _ = computed(model, 1, 2)
+    kept, inner.layers = inner.layers, nn.ModuleList([inner.layers[i] for i in order])
+    inner.config.num_hidden_layers = len(order)
+    mixed = [computed(model, 1, 2)[0] for _ in range(3)]
+    inner.layers, inner.config.num_hidden_layers = kept, len(kept)
+    assert torch.equal(computed(model, 1, 2)[0], whole[0])
     by_parts()
-    assert torch.equal(computed(model, 1, 2)[0], whole)
-    assert torch.equal(hooked, whole)
-    kept[1].register_forward_hook(lambda module, args, out: seen.append(out))
-    assert torch.equal(computed(model, 1, 2)[0], whole)
-    assert torch.equal(seen[0], seen[1])
-    inner.layers = nn.ModuleList([kept[0], kept[2], kept[1]])
-    assert torch.equal(computed(model, 1, 2)[0], mixed)
-    inner.layers = nn.ModuleList([kept[0]])
-    assert torch.equal(computed(model, 1, 2)[0], fewer)
+    inner.layers, inner.config.num_hidden_layers = (
+        nn.ModuleList([kept[i] for i in order]),
+        len(order),
+    )
+    parts, _ = computed(model, 1, 2)
+    assert all(torch.equal(x, parts) for x in mixed)
 
 
-def test_what_happens_between_two_layers_is_seen(by_parts: Callable[[], None]) -> None:
+@pytest.mark.parametrize("how", ["hook", "before", "wrapper", "in place", "global"])
+def test_who_looks_or_writes_between_two_layers_does_so(
+    how: str, by_parts: Callable[[], None]
+) -> None:
     model = from_model(models.llama(), compile=True)
-    for _ in range(2):
+    for _ in range(3):
         computed(model, 1, 2)
-    layer = model.model.model.layers[1]
-    chosen = layer.forward
-    layer.forward = lambda x, **rest: chosen(x * 2, **rest)
+    first = model.model.model.layers[0]
+    seen: list[torch.Tensor] = []
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.clone())
+        return x
+
+    if how == "hook":
+        first.register_forward_hook(lambda module, args, out: look(out) * 1.5)
+    elif how == "before":
+        first.register_forward_pre_hook(lambda module, args: (look(args[0]) * 1.5,))
+    elif how == "global":
+        handle = nn.modules.module.register_module_forward_hook(
+            lambda module, args, out: look(out) if module is first.mlp else None  # type: ignore[arg-type]
+        )
+    else:
+        made = first.forward
+        change = torch.Tensor.mul_ if how == "in place" else torch.mul
+        first.forward = lambda x, **rest: change(look(made(x, **rest)), 1.5)
+    try:
+        mine = [computed(model, 1, 2)[0] for _ in range(3)]
+        by_parts()
+        parts, _ = computed(model, 1, 2)
+    finally:
+        if how == "global":
+            handle.remove()
+    assert all(torch.equal(x, parts) for x in mine)
+    assert len(seen) == 4
+    assert all(torch.equal(x, seen[-1]) for x in seen)
+
+
+def test_a_layer_of_other_sizes_is_refused_and_nothing_is_written(served: list[bool]) -> None:
+    model = from_model(models.llama(), compile=True)
+    attention = model.model.model.layers[1].self_attn
+    half = attention.q_proj.out_features // 2
+    attention.q_proj = nn.Linear(attention.q_proj.in_features, half, bias=False)
+    attention.o_proj = nn.Linear(half, attention.o_proj.out_features, bias=False)
+    served.clear()
+    with pytest.raises(ModelRefused, match="query heads"):
+        computed(model, 1, 2)
+    assert served == [True, False, False]  # asked for the run, and by the layer's own call
+
+
+def test_what_a_layer_reads_besides_its_weights_may_change(by_parts: Callable[[], None]) -> None:
+    model = from_model(models.llama(), compile=True)
+    before = [computed(model, 1, 2)[0] for _ in range(2)][-1]
+    model.model.model.layers[1].input_layernorm.variance_epsilon = 10.0
     mine, _ = computed(model, 1, 2)
     by_parts()
     assert torch.equal(computed(model, 1, 2)[0], mine)
+    assert not torch.allclose(before, mine, atol=1e-2)
+
+
+def test_a_copy_and_a_file_of_a_model_have_forwards_of_their_own(tmp_path: Path) -> None:
+    model = from_model(models.llama(), compile=True)
+    own = model.dense([1, 2, 3])
+    torch.save(model.model, tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    for other in (copy.deepcopy(model.model), loaded):
+        assert not any(isinstance(vars(m).get("forward"), Layer) for m in other.modules())
+        assert torch.equal(from_model(other).dense([1, 2, 3]), own)
+    assert layers(model)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_threads_that_compute_with_one_model_get_their_own_logits(kernels: bool) -> None:
+    model = from_model(models.llama(num_hidden_layers=1), compile=kernels)
+    other = from_model(model.model, compile=kernels)
+    wanted = {count: computed(other, count)[0] for count in (1, 2, 3)}
+    wrong: list[int] = []
+
+    def compute(of: Runner, count: int) -> None:
+        for _ in range(60):
+            if not torch.equal(computed(of, count)[0], wanted[count]):
+                wrong.append(count)
+            of.dense([1, 2, 3])
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [Thread(target=compute, args=(other, count)) for count in wanted]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
 
 
 def test_a_stopped_step_stops_before_the_layer() -> None:

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from inms_lab.kernels.native import Native, is_plain
-from inms_lab.model.layers import Layer, layers
-from inms_lab.model.trials import ROWS, Recorder, agree, drawn
+from inms_lab.model.layers import layers
+from inms_lab.model.trials import ROWS, Instead, Recorder, agree, drawn
 
 if TYPE_CHECKING:
     from inms_lab.model.runner import Geometry
@@ -47,10 +47,10 @@ def install(chosen: dict[nn.Module, Forward]) -> None:
 
 def uninstall(model: nn.Module) -> dict[nn.Module, Forward]:
     """Give every module its own forward back; what was taken away, for `install`."""
-    taken: dict[nn.Module, Forward] = {}
+    taken: dict[nn.Module, Any] = {}
     for module in model.modules():
         forward = module.__dict__.get("forward")
-        if isinstance(forward, (_Module, _Attention, Layer)):
+        if isinstance(forward, Instead):
             taken[module] = forward
             del module.forward
     return taken
@@ -67,7 +67,7 @@ def _is_plain_linear(part: Any) -> bool:
     )
 
 
-class _Module:
+class _Module(Instead):
     """A module's forward by a kernel; what the kernel does not do, its own forward does."""
 
     def __init__(self, native: Native, module: Any) -> None:
@@ -167,7 +167,7 @@ class _Gated(_Module):
         return drawn(ROWS, self.module.gate_proj.in_features)
 
 
-class _Attention:
+class _Attention(Instead):
     """An attention's forward: projections and rotation by one kernel, then the model's `attend`."""
 
     def __init__(self, native: Native, module: Any, attend: Forward) -> None:

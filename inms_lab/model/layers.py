@@ -20,7 +20,7 @@ from inms_lab.attention.batch import Batch, Span, TileRef, build
 from inms_lab.attention.compiled import Compiled
 from inms_lab.kernels.native import Native, Pointer, is_plain
 from inms_lab.model.runs import Run
-from inms_lab.model.trials import ROWS, drawn
+from inms_lab.model.trials import ROWS, Instead, drawn
 from inms_lab.store import KVStore
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Block(ctypes.Structure):
     )
 
 
-class Layer:
+class Layer(Instead):
     """A decoder layer's forward. `parts`: the kernels of what it is made of, by module."""
 
     def __init__(self, native: Native, module: Any, geometry: Geometry, parts: Any) -> None:

@@ -23,6 +23,16 @@ class Recorder:
         return torch.linspace(-1, 1, q.numel()).view(q.shape)
 
 
+class Instead:
+    """A forward by a kernel in the place of `module`'s own. A copy of the module, or a file of it,
+    has the module's own."""
+
+    module: Any
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self.module, "forward")
+
+
 def agree(made: Any) -> bool:
     """Whether `made`, a forward by a kernel with its own `pairs`, gives what the module gives."""
     try:
