@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
+from weakref import ref
 
 import models
 import pytest
@@ -285,6 +287,23 @@ def test_what_is_changed_afterwards_is_not_overlooked(
     if change != "a forward of one's own":  # `decompile` takes it away
         assert torch.allclose(after, truth, atol=1e-4)
     assert not torch.allclose(after, before, atol=1e-3)
+
+
+def test_a_step_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = from_model(models.llama(), compile=True)
+    gone: list[Any] = []
+    run = Runner.run
+    monkeypatch.setattr(
+        Runner, "run", lambda of, batch: (gone.append(ref(batch.compiled)), run(of, batch))
+    )
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            computed(model, 1, 2)
+    finally:
+        gc.enable()
+    assert [made() for made in gone] == [None] * 3
 
 
 def test_a_weight_written_in_place_is_used(served: list[bool]) -> None:

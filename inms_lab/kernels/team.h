@@ -26,8 +26,11 @@ struct Member {
       team.phase.store(now + 1, std::memory_order_release);
       return;
     }
-    for (int turns = 0; team.phase.load(std::memory_order_acquire) == now; turns++)
-      if (turns > PATIENCE) sched_yield();  // somebody else may need this processor
+    for (int turns = 0; team.phase.load(std::memory_order_acquire) == now;)
+      if (turns < PATIENCE)
+        turns++;
+      else
+        sched_yield();  // somebody else may need this processor
   }
 
   int64_t begin(int64_t of) const { return of * me / all; }

@@ -75,7 +75,11 @@ class Layer(Instead):
         self.held = [(*h, h[2].data_ptr(), h[2].shape) for h in held if h[2] is not None]
         self.absent = [of for of, _, x in held if x is None]
         self.columns, self.inner = linears[0].in_features, linears[4].out_features
-        if [x.shape for x in weights] != self._shapes():
+        shapes = [x.shape for x in weights]
+        added = [
+            x is None or x.shape == shape[:1] for x, shape in zip(biases, shapes[2:], strict=True)
+        ]
+        if shapes != self._shapes() or not all(added):
             raise ValueError("not of the sizes that its model names")
         self.eps = self._eps()
         self.held_at = {
@@ -150,6 +154,7 @@ class Layer(Instead):
             and x.shape == (1, batch.num_rows, self.columns)
             and turned[0].shape == turned[1].shape
             and turned[0].shape[:2] == x.shape[:2]
+            and turned[0].shape[2] <= self.geometry.head_dim
             and is_plain(x, *turned)
             and self._unchanged()
         )

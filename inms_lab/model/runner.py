@@ -228,6 +228,7 @@ class Runner:
             )
             if batch.run is not None:
                 batch.run.end()
+                batch.run = None
             self.last_logits = out.logits[0]
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ import torch
 if TYPE_CHECKING:
     from inms_lab.model.layers import Layer
 
-TURNED = "position_embeddings"
+TURNED, BATCH = "position_embeddings", "inms_batch"
 
 
 class Run:
@@ -25,7 +25,8 @@ class Run:
     def __init__(
         self, layers: Sequence[Layer], outs: Sequence[torch.Tensor], kwargs: dict[str, Any]
     ) -> None:
-        self.layers, self.outs, self.kwargs, self.called = layers, outs, kwargs, 1
+        self.layers, self.outs, self.called = layers, outs, 1
+        self.kwargs = {k: v for k, v in kwargs.items() if k != BATCH}  # which holds this run
         self.version = outs[0]._version  # of the memory behind all of them
 
     def comes_to(
@@ -36,8 +37,8 @@ class Run:
         straight = (
             x is self.outs[self.called - 1]
             and x._version == self.version
-            and kwargs.keys() == self.kwargs.keys()
-            and all(_same(name, value, self.kwargs[name]) for name, value in kwargs.items())
+            and kwargs.keys() == {*self.kwargs, BATCH}
+            and all(_same(name, kwargs[name], value) for name, value in self.kwargs.items())
         )
         last.following = layer if straight else None
         if not straight or self.is_whole or self.layers[self.called] is not layer:
