@@ -19,6 +19,7 @@ from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from inms_lab.errors import BadInput, ModelCorrupted, ModelNotFound, ModelRefused
+from inms_lab.kernels import build
 from inms_lab.model import Runner, from_model, load, loader
 
 TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -80,6 +81,21 @@ def test_loading_again_gives_the_same_weights(folder: Path) -> None:
     assert load(str(folder), device="cpu", progress=False) is runner
     assert load(folder, device="cpu", dtype="bfloat16", progress=False) is not runner
     assert read(folder) is runner  # still in use here
+
+
+@pytest.mark.skipif(build.compiler() is None, reason="no C++ compiler here")
+def test_a_compiler_that_was_installed_meanwhile_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as without:
+        without.setattr(build, "compiler", lambda: None)
+        without.setattr("inms_lab.kernels.native.library", build.library.__wrapped__)
+        plain = load(folder, compile=True)
+        assert plain.native is None
+        assert load(folder, compile=True) is plain
+    compiled = load(folder, compile=True)
+    assert compiled.native is not None
+    assert load(folder, compile=True) is compiled
 
 
 def test_changed_files_are_loaded_anew(folder: Path) -> None:

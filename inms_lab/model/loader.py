@@ -27,6 +27,7 @@ from inms_lab.errors import (
     ModelNotFound,
     ModelRefused,
 )
+from inms_lab.kernels import build
 from inms_lab.model.admission import ADVICE, admit
 from inms_lab.model.chat import ChatFormat
 from inms_lab.model.digest import model_digest
@@ -63,7 +64,8 @@ def load(
         kind = torch.float32 if place.type == "cpu" else "auto"
     folder = resolve(name, progress=progress)
     digest = model_digest(folder)
-    key = (str(folder.resolve()), str(place), str(kind), digest, str(compile))
+    kernels = str(compile and build.compiler())  # one that came meanwhile counts
+    key = (str(folder.resolve()), str(place), str(kind), digest, kernels)
     runner = _loaded.get(key)
     if runner is None:
         _latest.clear()  # before another model needs the memory
