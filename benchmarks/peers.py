@@ -368,12 +368,9 @@ def main() -> None:
     render(found)
     if options.json is not None:
         asked = {k: v for k, v in vars(options).items() if k not in ("json", "lock", "show")}
-        words = shlex.join(w for w in sys.argv[1:] if not w.startswith("--json="))
-        result = {
-            "command": f"python benchmarks/peers.py {words}",
-            "machine": machine(),
-            "work": asked,
-        }
+        words = (f"--{k.replace('_', '-')}={v}" for k, v in asked.items() if v != "")
+        command = shlex.join(("python", "benchmarks/peers.py", *words))
+        result = {"command": command, "machine": machine(), "work": asked}
         options.json.write_text(json.dumps(result | found, indent=1) + "\n", encoding="utf-8")
 
 

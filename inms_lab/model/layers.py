@@ -8,9 +8,9 @@ tiles at another position) is left to these parts one by one: both ways give the
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,12 +26,11 @@ from inms_lab.store import KVStore
 if TYPE_CHECKING:
     from inms_lab.model.runner import Geometry
 
-Forward: TypeAlias = Callable[..., Any]
 PARTS = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-NOTHING = ("attention_mask", "cache", "past_key_values")  # what must not be given
-IGNORED = ("position_ids", "use_cache", "cache_position")
+# Keywords that change nothing here; any other must be None.
+IGNORED = ("inms_batch", "position_embeddings", "position_ids", "use_cache", "cache_position")
 AT_ONCE = 2048  # rows times layers that are computed in one go: nothing stops between them
 
 
@@ -145,12 +144,7 @@ class Layer(Instead):
             isinstance(batch.compiled, Compiled)
             and batch.turned is None
             and not torch.is_grad_enabled()
-            and all(kwargs.get(name) is None for name in NOTHING)
-            and all(
-                name in IGNORED or value is None
-                for name, value in kwargs.items()
-                if name not in ("inms_batch", "position_embeddings")
-            )
+            and all(name in IGNORED or value is None for name, value in kwargs.items())
             and x.shape == (1, batch.num_rows, self.columns)
             and turned[0].shape == turned[1].shape
             and turned[0].shape[:2] == x.shape[:2]
