@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +11,8 @@ from inms_lab.errors import BadInput
 SMALL_CONTEXT = 2048  # tokens; below it blocks are small
 SMALL_TILE = 64  # tokens; below it, merging tiles costs more than reading them
 MIB = 1 << 20
+MIN_BEAT = 0.001  # seconds
+_COUNTS = ("block_size", "token_budget", "prefill_budget", "context", "log_limit", "copy_budget")
 
 
 def default_block_size(context: int) -> int:
@@ -31,11 +34,19 @@ class Config:
     debug: bool = False  # audit the books after every event
     log_limit: int = 1_000_000  # events that the log keeps; older ones become its snapshot
     prefill_budget: int = 128  # tokens of a step for prefill while somebody decodes
+    copy_budget: int = 16  # blocks copied on write in one step, at most
+    suspect_after: int = 0  # steps without a change, then a block is suspect; 0: no sweep
+    heartbeat_interval: float = 5.0  # seconds between two beats; a lease is three of them
+    auto_recovery: bool = True  # what a holder held comes back when its lease has run out
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "token_budget", "prefill_budget", "context", "log_limit"):
+        for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name, least in (("suspect_after", 0), ("heartbeat_interval", MIN_BEAT)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= least):
+                raise BadInput(f"{name} must be at least {least:g}, not {value}")
         tile, block = self.tile_size(), self.block_size
         if self.tile < 0 or (block % tile and tile % block):
             raise BadInput(

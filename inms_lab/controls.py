@@ -87,6 +87,7 @@ class Controls:
         *,
         token_budget: int | None = None,
         prefill_budget: int | None = None,
+        copy_budget: int | None = None,
         debug: bool | None = None,
     ) -> None:
         """Change what can be changed while a lab lives, from the next step on."""
@@ -94,6 +95,7 @@ class Controls:
         wanted: dict[str, Any] = {
             "token_budget": token_budget,
             "prefill_budget": prefill_budget,
+            "copy_budget": copy_budget,
             "debug": debug,
         }
         given = {name: value for name, value in wanted.items() if value is not None}

@@ -9,8 +9,7 @@ results = await lab.run({architect: plan_it, backend: build_it})
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,30 +18,29 @@ from inms_lab.agent import Agent, check_name
 from inms_lab.config import Config
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
-from inms_lab.errors import BadInput, LabClosed, LedgerViolation, UnknownGroup
+from inms_lab.errors import BadInput, UnknownGroup
 from inms_lab.gate import DEFAULT, Gate
 from inms_lab.group import Group
 from inms_lab.label import group, join, private
-from inms_lab.log import Log
 from inms_lab.model.forward import Forward
-from inms_lab.outcome import StepReport
 from inms_lab.pieces import piece_of
 from inms_lab.policy import Policy, by_name
 from inms_lab.preload import preload
 from inms_lab.programs import Program, Programs, Results
 from inms_lab.records import Prompt
 from inms_lab.request import Request
-from inms_lab.reused import Reused, reused
 from inms_lab.text import Text
+from inms_lab.upkeep import Upkeep
 
 T = TypeVar("T")
 
 
-class Lab:
+class Lab(Upkeep):
     """One model, one engine, one thread of its own. Close it, or use it in a `with` block.
 
     `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
-    inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides everything.
+    inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides these; any other
+    field of `Config` can be given by its name, as `copy_budget=8`.
     `compile`: kernels compiled for this machine (once), results within 2e-4.
     `gate`: bounds for text that is used at another place than it was encoded at; None: never.
     """
@@ -62,6 +60,7 @@ class Lab:
         debug: bool = False,
         gate: Gate | None = DEFAULT,
         config: Config | None = None,
+        **settings: Any,
     ) -> None:
         self.closed = True  # until it is built: what fails half-way needs no closing
         closed = reload.register(self)
@@ -71,7 +70,7 @@ class Lab:
         limit = self.model.max_context if context is None else min(context, self.model.max_context)
         if config is None:
             config = opening.config_for(block_size, limit, token_budget, debug, pool_bytes)
-        self.config = config
+        self.config = config = opening.with_settings(config, settings)
         self.policy = by_name(mode) if isinstance(mode, str) else mode
         store = self.model.new_store()
         self.text = Text(self.model.tokenizer, self.model.stop_tokens)
@@ -174,67 +173,9 @@ class Lab:
         """What the programs that have ended returned."""
         return self.programs.results()
 
-    @contextmanager
-    def watching(self, hook: Callable[[StepReport], None]) -> Iterator[None]:
-        """A `with` block in which `hook` is called after each step, on the lab's thread."""
-        self.driver.on_step.append(hook)
-        try:
-            yield
-        finally:
-            self.driver.on_step.remove(hook)
-
-    @property
-    def log(self) -> Log:
-        """Everything that happened."""
-        return self.engine.log
-
     def bill(self) -> usage.Bill:
         """Weights, KV, metadata and process memory, formula beside measured."""
         return self.look(lambda: usage.bill(self))
-
-    def reused(self) -> Reused:
-        """What was reused in place, at a shift, or computed, by agent and reason."""
-        return self.look(lambda: reused(self.log))
-
-    def check(self) -> None:
-        """Raises `LedgerViolation` if the books do not balance."""
-        self.look(self.engine.cache.check)
-
-    def assert_clean(self) -> None:
-        """Raise what a program or viewer raised, balance the books, close; nothing may be held."""
-        try:
-            for error in [*self.programs.failures.values(), *self.engine.desk.hook_errors]:
-                raise error
-            self.check()
-        finally:
-            self.close()
-        held = {name: pool.num_held for name, pool in self.engine.ledger.pools.items()}
-        if any(held.values()):
-            raise LedgerViolation(f"blocks are held after everything ended: {held}")
-
-    def look(self, function: Callable[[], T]) -> T:
-        """What `function` gives on the lab's thread, between two steps."""
-        return function() if self.closed else self.driver.call(function)
-
-    def _open(self) -> None:
-        if self.closed:
-            raise LabClosed("this lab is closed: make a new one")
-
-    def close(self) -> None:
-        """End every holder, give all blocks back, stop the thread. The log stays readable."""
-        if self.closed:
-            return
-        self.driver.refuse_inside("close")
-        self.closed = True  # first: nothing enters from now on, and viewers keep their last picture
-        try:
-            self.driver.end(self._end_all)
-        finally:
-            self.engine.cache.store.close()
-
-    def _end_all(self) -> None:
-        for seq in reversed(self.engine.ledger.holders()):
-            why = LabClosed("this lab was closed meanwhile")
-            self.engine.end(seq.seq_id, "close", "lab closed", why)
 
     def __enter__(self) -> Lab:
         return self

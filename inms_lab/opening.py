@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,15 @@ def gate_for(model: Forward, gate: Gate | None) -> Gate | None:
             "MODEL` once, or pass gate=None to share text in its own place only"
         )
     return replace(gate, calibration=known)
+
+
+def with_settings(config: Config, settings: dict[str, Any]) -> Config:
+    """The config with single fields changed; raises `BadInput` for a name that it does not have."""
+    known = [field.name for field in fields(Config)]
+    wrong = next((name for name in settings if name not in known), None)
+    if wrong is not None:
+        raise BadInput(f"a lab has no setting {wrong!r}; there are: {', '.join(known)}")
+    return replace(config, **settings) if settings else config
 
 
 def config_for(

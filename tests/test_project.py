@@ -38,6 +38,7 @@ LAYERS: dict[str, set[str]] = {
         *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),
         *(
             "schedule",
+            *("copies", "leases", "sweep", "journal", "diagnose", "compact"),
             "lifecycle",
             "gate",
             "lookup",
@@ -82,11 +83,12 @@ LAYERS: dict[str, set[str]] = {
             "usage",
             "lab",
             "reload",
+            *("upkeep", "keeper", "remote", "shelf", "tenants"),
         ),  # what a notebook holds
     },
     "measures": {
         *("experiment", "interference", "bill", "bill_table", "geometry", "trace", "claims"),
-        *("messages", "fragments", "fragments_table", "replay", "bench"),
+        *("churn", "messages", "fragments", "fragments_table", "replay", "bench"),
     },
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),

@@ -13,6 +13,7 @@ from typing import Any
 from ipywidgets import (
     HTML,
     Accordion,
+    BoundedFloatText,
     BoundedIntText,
     Checkbox,
     Dropdown,
@@ -29,7 +30,7 @@ from inms_lab.policy import MODES
 
 from .words import teller
 
-LIVE = ("token_budget", "prefill_budget", "debug")
+LIVE = ("token_budget", "prefill_budget", "copy_budget", "debug")
 MOST = 1 << 40
 
 
@@ -98,9 +99,11 @@ def _all(widget: Widget) -> list[Widget]:
     return [*inside, *(p for p in (widget.layout, getattr(widget, "style", None)) if p), widget]
 
 
-def _input(name: str, value: int | bool) -> Widget:
+def _input(name: str, value: Any) -> Widget:
     if isinstance(value, bool):
         return Checkbox(value, indent=False, description="", layout=Layout(width="auto"))
+    if isinstance(value, float):
+        return BoundedFloatText(value, min=0, max=MOST, layout=Layout(width="auto"))
     return BoundedIntText(value, min=0, max=MOST, layout=Layout(width="auto"))
 
 
