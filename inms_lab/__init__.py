@@ -19,6 +19,7 @@ _HOME = {
     "Log": "inms_lab.log",
     "Engine": "inms_lab.engine",
     "MODES": "inms_lab.policy",
+    "connect": "inms_lab.remote.client",
 }
 
 

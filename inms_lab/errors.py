@@ -46,12 +46,28 @@ class SealedTier(BadInput):
     """A write to a tier that the writer may only read."""
 
 
+class SequenceBusy(InmsError):
+    """Another thread is in a call for the same sequence: wait for its end."""
+
+
 class AgentClosed(InmsError, RuntimeError):
     """An agent was used after it ended."""
 
 
 class LabClosed(InmsError, RuntimeError):
     """A lab was used after `close()`."""
+
+
+class LeaseExpired(InmsError):
+    """A lease that ran out or was replaced: late messages of its epoch are refused."""
+
+
+class MessageRefused(BadInput):
+    """A message between processes that is none, or that may not be sent."""
+
+
+class LabUnreachable(InmsError, ConnectionError):
+    """The process of a lab is gone, or does not answer."""
 
 
 class PoolExhausted(InmsError, MemoryError):
@@ -71,7 +87,20 @@ class IllegalMove(InmsError):
 
 
 class LedgerViolation(InmsError):
-    """The books do not balance; the message carries the last events."""
+    """The books do not balance; the message carries the last events and the block's history.
+
+    `fault`: the first in words; `at`: the log index at which it was found; `block`: the (pool,
+    number) in question, if it is of one; `path`: of the log that was saved, if it could be.
+    """
+
+    fault = ""
+    at = -1
+    block: tuple[str, int] | None = None
+    path = ""
+
+
+class LabReadOnly(InmsError, RuntimeError):
+    """The books do not balance, so nothing may change them any more; looking goes on."""
 
 
 class LogUnreadable(InmsError):
@@ -96,6 +125,14 @@ class LogDamaged(LogUnreadable):
 
 class LogTooLarge(LogUnreadable):
     """A log file that would take more memory than the reader allows."""
+
+
+class JournalInUse(BadInput):
+    """A journal that another lab is writing."""
+
+
+class JournalNotWritable(InmsError, OSError):
+    """A journal cannot be begun there."""
 
 
 class ModelNotFound(InmsError, FileNotFoundError):
@@ -128,6 +165,10 @@ class RecordSuperseded(BadInput):
 
 class ParcelRefused(BadInput):
     """Exported KV that may not enter: another model, tenant or label, or a damaged file."""
+
+
+class ShelfRefused(ParcelRefused):
+    """Saved global and group caches that may not enter; nothing of them did."""
 
 
 class CacheNotWritable(InmsError, PermissionError):
