@@ -123,7 +123,8 @@ class Allocated:
 class Copied:
     """Copy-on-write: the first `num_slots` of `src` now live in `dst` too, in the writer's table.
 
-    If `src` was the table's entry at `index` it is replaced; otherwise `dst` is appended there.
+    If `src` was the table's entry at `index` it is replaced; otherwise `dst` is appended there. If
+    nobody else held `src`, it moved (compact.py): it is free now, and `dst` is any block below.
     """
 
     seq_id: int
@@ -144,7 +145,7 @@ class Evicted:
     blocks: tuple[int, ...]
     keys: tuple[bytes, ...]
     remaining: tuple[int, ...]
-    cause: str = "room"  # "overwritten": its only holder writes into it; "forgotten": it ended
+    cause: str = "room"  # "overwritten", "moved": by its only holder; "forgotten": that one ended
 
 
 @dataclass(frozen=True, slots=True)

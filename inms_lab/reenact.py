@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from inms_lab.compact import is_move
 from inms_lab.completion import Done, completed
 from inms_lab.errors import BadInput
 from inms_lab.events import (
@@ -83,7 +84,8 @@ class Reenactment:
                 self._apply(aborted(self.books, None, event.cause))
                 self._touched.clear()
             self.real.apply(event)
-            self._enact(index, event)
+            if not is_move(self.real, event):  # where a block lies changes nothing that is decided
+                self._enact(index, event)
         self.at = at
         self._fly()
 
@@ -194,8 +196,8 @@ class Reenactment:
         offset = event.offset
         for seq_id, _, num_sampled, over in event.items:
             if num_sampled or over:
-                item = (seq_id, 0, num_sampled, over)
-                self._apply((Stepped(self.books.num_steps + 1, offset, (item,)),))
+                item = ((seq_id, 0, num_sampled, over),)
+                self._apply((Stepped(self.books.num_steps + 1, offset, item),))
             offset += num_sampled
 
     def _fly(self) -> None:
@@ -207,8 +209,7 @@ class Reenactment:
     def _catch_up(self, seq_id: int, target: int, write: bool) -> None:
         """Plan a holder until it has KV for `target` tokens, or blocks for it."""
         seq = self.books.sequences[seq_id]
-        flying = _reach(seq)
-        if flying > seq.num_computed:
+        if (flying := _reach(seq)) > seq.num_computed:
             if not write or seq.num_computed >= target:
                 return
             self._write(Chunk(seq_id, seq.num_computed, flying))
@@ -246,5 +247,4 @@ def _reach(seq: Sequence) -> int:
 def _owner(books: Ledger, event: Evicted) -> int:
     """Who alone holds the block that is overwritten."""
     tables = ((seq.seq_id, s) for seq in books.holders() for s in seq.segments)
-    block = event.blocks[0]
-    return next(i for i, s in tables if s.pool_id == event.pool_id and block in s.blocks)
+    return next(i for i, s in tables if s.pool_id == event.pool_id and event.blocks[0] in s.blocks)

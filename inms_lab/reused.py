@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from inms_lab.events import Copied, Event, Shared, Stepped
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
+from inms_lab.table_rules import moves
 
 Key: TypeAlias = tuple[str, str, str, str]  # holder, kind, outcome, reason
 
@@ -90,7 +91,8 @@ def _rows(books: Ledger, event: Event) -> Iterator[tuple[Key, int, int]]:
         seq = books.sequences[event.seq_id]
         segment = seq.segments[event.segment]
         if isinstance(event, Copied):
-            yield (seq.name, seq.kind, "copied", "another holder reads this block"), 0, 1
+            if not moves(books, event):
+                yield (seq.name, seq.kind, "copied", "another holder reads this block"), 0, 1
             return
         outcome, reason = "shared", "same fingerprint" if event.cause == "hit" else "a fork"
         if segment.is_fragment:

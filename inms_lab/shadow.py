@@ -62,9 +62,11 @@ class Shadow:
             start = seq.segments[event.segment].first_position
             start += event.index * seq.segments[event.segment].block_size
             self._wrote(seq, start, start + event.num_slots)
+            if event.src in books.pools[event.src_pool].free:
+                self._forget((event.src_pool, event.src))  # it moved
         elif isinstance(event, Evicted):
-            for block in event.blocks if event.cause != "overwritten" else ():
-                self._forget((event.pool_id, block))  # its holder keeps one that is overwritten
+            for block in {*event.blocks} - books.pools[event.pool_id].refs.keys():
+                self._forget((event.pool_id, block))  # a holder keeps its own
         elif isinstance(event, (Freed, Aborted)):
             pool = books.pools[event.pool_id]
             for block in event.blocks:

@@ -2,16 +2,19 @@
 
 A layer's keys are [K, slots, D], so tiles and runs of neighbouring tiles are views. A region is
 reserved, all zero, when its pool opens; on the CPU the operating system gives pages only as they
-are first written, so a large pool costs nothing until it is used.
+are first written, so a large pool costs nothing until it is used, and takes them back (pages.py).
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+
+from inms_lab import pages
+from inms_lab.pages import GivenBack
 
 # Not shared with a forked child; Windows knows no flags and shares nothing anyway.
 _PRIVATE: dict[str, Any] = (
@@ -33,6 +36,7 @@ class KVStore:
         self.shape = (2, num_layers, num_kv_heads, head_dim)
         self.dtype, self.device = dtype, torch.device(device)
         self.regions: dict[str, torch.Tensor] = {}
+        self.memory: dict[str, mmap.mmap] = {}  # what they lie in, on the CPU
 
     @property
     def bytes_per_token(self) -> int:
@@ -45,14 +49,16 @@ class KVStore:
         two, layers, heads, dim = self.shape
         shape = (two, layers, heads, num_slots, dim)
         if self.device.type == "cpu":  # fresh pages are zero; torch.zeros would touch every one
-            pages = mmap.mmap(-1, num_slots * self.bytes_per_token, **_PRIVATE)
-            self.regions[pool_id] = torch.frombuffer(pages, dtype=self.dtype).view(shape)
+            memory = mmap.mmap(-1, num_slots * self.bytes_per_token, **_PRIVATE)
+            self.memory[pool_id] = memory
+            self.regions[pool_id] = torch.frombuffer(memory, dtype=self.dtype).view(shape)
         else:
             self.regions[pool_id] = torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def close(self) -> None:
         """Give every region back."""
         self.regions.clear()
+        self.memory.clear()
 
     def layer(self, pool_id: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of one layer, each [K, slots, D]."""
@@ -85,6 +91,28 @@ class KVStore:
         from_region, to_region = self.regions[src_pool], self.regions[dst_pool]
         to_region[:, :, :, dst : dst + num_slots] = from_region[:, :, :, src : src + num_slots]
 
+    def give_back(self, pool_id: str, blocks: Iterable[int], block_size: int) -> GivenBack:
+        """Give the system every whole page that lies in these blocks only; `blocks` are all that
+        are free: of a page that two of them share, both have to be named. They must hold nothing
+        that anybody reads; on other devices than the CPU nothing happens."""
+        memory = self.memory.get(pool_id)
+        if memory is None:
+            return GivenBack(why=f"a region on {self.device.type} is kept whole")
+        region = self.regions[pool_id]
+        two, layers, heads, slots, dim = region.shape
+        token = dim * region.itemsize
+        where = (two * layers * heads, slots * token, block_size * token)
+        parts = pages.stretches(runs(sorted(blocks)), *where)
+        return pages.give_back(memory, region.data_ptr(), pages.whole_pages(parts, region.nbytes))
+
+    def resident(self, pool_id: str) -> int | None:
+        """Bytes of a region that are in memory, in whole pages; None where nobody can tell."""
+        region = self.regions.get(pool_id)
+        if region is None or pool_id not in self.memory:
+            return None if region is None else region.nbytes
+        found = pages.in_memory(region.data_ptr(), region.nbytes)
+        return None if found is None else int(found.sum()) * pages.PAGE
+
 
 class NoStore:
     """The store of a dry run: bookkeeping without tensors."""
@@ -108,6 +136,14 @@ class NoStore:
 
     def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
         """Nothing to copy."""
+
+    def give_back(self, pool_id: str, blocks: Iterable[int], block_size: int) -> GivenBack:
+        """Nothing to give back."""
+        return GivenBack(why="a dry run keeps no KV")
+
+    def resident(self, pool_id: str) -> int | None:
+        """Nothing is there."""
+        return 0
 
 
 def runs(blocks: Sequence[int]) -> list[tuple[int, int]]:

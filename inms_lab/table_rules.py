@@ -86,8 +86,12 @@ def allocated(books: Ledger, e: Allocated) -> None:
 
 def copied(books: Ledger, e: Copied) -> None:
     """A copy keeps what is written of a block that the writer has, or may begin with."""
-    seq, segment, pool = _end_of(books, e)
+    seq, segment, pool = where(books, e)
     source, start = books.pools[e.src_pool], e.index * segment.block_size
+    if moves(books, e):
+        _moved(segment, pool, e)
+        return
+    _end_of(books, e)
     require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
     require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
     require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
@@ -106,16 +110,35 @@ def copied(books: Ledger, e: Copied) -> None:
         require(start + e.num_slots == segment.computed, "a copy keeps what is written")
 
 
+def moves(books: Ledger, e: Copied) -> bool:
+    """Whether a copy that is about to happen is a move: its source has no other holder."""
+    segment = books.sequences[e.seq_id].segments[e.segment]
+    return e.index < len(segment.blocks) and books.pools[e.src_pool].refs.get(e.src) == 1
+
+
+def _moved(segment: Segment, pool: Pool, e: Copied) -> None:
+    """A block that has one holder may lie anywhere: it goes down, whole, to any free block."""
+    require((segment.pool_id, segment.blocks[e.index]) == (e.src_pool, e.src), "not the entry")
+    require(pool.spec.tier == "private", "blocks that are there to be shared do not move")
+    require(e.dst in pool.free and e.dst < e.src, "a move goes to a free block below")
+    require(not segment.is_fragment, "nobody writes into a fragment")
+    require(segment.length == segment.computed, "nothing moves while a step writes")
+    quiet = owned(pool, e.src) and e.src not in pool.promised
+    require(quiet, "what moves cannot be found, and nobody waits for it")
+    written = segment.computed - e.index * segment.block_size
+    require(e.num_slots == min(segment.block_size, written), "a move keeps what is written")
+
+
 def evicted(books: Ledger, e: Evicted) -> None:
-    """Victims are cached, or overwritten by their only holder; the copies that remain are told."""
+    """Victims are cached, or lose it to their only holder; the copies that remain are told."""
     pool = books.pools[e.pool_id]
     require(len({*e.blocks}) == len(e.blocks), "a block is evicted once")
     left = copies_left(pool, e.keys)
     require(e.remaining == left, f"the copies that remain are {left}")
     cached = pool.cached
     for block in [block for block in e.blocks if block not in cached]:
-        overwritten = e.cause == "overwritten" and pool.refs.get(block) == 1
-        require(overwritten, f"block {block} is no victim")
+        alone = e.cause in ("overwritten", "moved") and pool.refs.get(block) == 1
+        require(alone, f"block {block} is no victim")
     each(e.blocks, pool.keys, e.keys, "another identity")
 
 

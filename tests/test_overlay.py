@@ -148,7 +148,7 @@ def test_a_pool_refuses_what_no_event_may_do() -> None:
     pool.allocate((0,), ())
     before = pool.snapshot()
     for verb, arguments in (
-        ("allocate", ((2,), ())),  # not the head of the free queue
+        ("allocate", ((3,), ())),  # there are three
         ("allocate", ((0,), ())),
         ("share", ((1,),)),
         ("release", ((1,),)),

@@ -23,6 +23,7 @@ from inms_lab.gate import Gate
 from inms_lab.label import PUBLIC, group, join, private
 from inms_lab.ledger import Ledger
 from inms_lab.lifecycle import RECLAIMED
+from inms_lab.pages import GivenBack
 from inms_lab.policy import MODES, Policy
 from inms_lab.request import Request
 from inms_lab.store import KVStore
@@ -50,6 +51,13 @@ class ToyStore:
     def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
         for block in blocks:
             self.slots[pool_id][block * block_size : (block + 1) * block_size] = [None] * block_size
+
+    def give_back(self, pool_id: str, blocks: Iterable[int], block_size: int) -> GivenBack:
+        self.clear(pool_id, [*blocks], block_size)
+        return GivenBack()
+
+    def resident(self, pool_id: str) -> int | None:
+        return None
 
     def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
         (src_pool, src), (dst_pool, dst) = source, target

@@ -7,12 +7,13 @@ scale a vector; the floats in memory here are more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 
 from inms_lab.model.forward import Forward
+from inms_lab.pages import GivenBack
 from inms_lab.store import KVStore
 
 SCALE_BYTES = 4
@@ -65,6 +66,14 @@ class Int8Store:
     def clear(self, pool_id: str, blocks: Sequence[int], block_size: int) -> None:
         """Zero the slots of these blocks."""
         self.inner.clear(pool_id, blocks, block_size)
+
+    def give_back(self, pool_id: str, blocks: Iterable[int], block_size: int) -> GivenBack:
+        """Give whole pages of these blocks back."""
+        return self.inner.give_back(pool_id, blocks, block_size)
+
+    def resident(self, pool_id: str) -> int | None:
+        """Bytes of a region that are in memory."""
+        return self.inner.resident(pool_id)
 
     def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
         """Copy `num_slots` slots between (pool id, first slot) places."""
