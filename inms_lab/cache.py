@@ -2,22 +2,31 @@
 
     commit   a plan made at this very log index, tried as a whole on an overlay first
     record   one input or completion
-Both apply the same events to the ledger, move tensors accordingly, and append to the log.
+Both apply the same events to the ledger, append to the log, and move tensors accordingly: the first
+two under `lock`, in one short critical section; tensors outside it. Once the books were found not
+to balance, both refuse: nothing changes until a check finds them right.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import islice
+from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
-from inms_lab import audit, history, rules
+from inms_lab import audit, history, rules, violation
+from inms_lab.audit import Fault
 from inms_lab.errors import LedgerViolation
 from inms_lab.events import Allocated, Copied, Event, PoolOpened
+from inms_lab.freeing import freed
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan, Stale
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from inms_lab.pages import GivenBack
 
 
 class Tensors(Protocol):
@@ -39,6 +48,12 @@ class Tensors(Protocol):
     def copy(self, source: tuple[str, int], target: tuple[str, int], num_slots: int) -> None:
         """Copy slots between (pool id, first slot) places."""
 
+    def give_back(self, pool_id: str, blocks: Iterable[int], block_size: int) -> GivenBack:
+        """Give the system what memory lies in these blocks only."""
+
+    def resident(self, pool_id: str) -> int | None:
+        """Bytes of a region that are in memory; None where nobody can tell."""
+
 
 class KVCache:
     """The ledger, its log and the tensors, kept in step."""
@@ -48,16 +63,29 @@ class KVCache:
         self.ledger = Ledger(self.log.tokens)
         self.store = store
         self.debug = debug
+        self.violation: LedgerViolation | None = None  # what closed the door
+        self.on_violation: list[Callable[[LedgerViolation], None]] = []
+        self._told: tuple[int, Ledger] | None = None  # the log's books, and up to when
+        self.lock = RLock()  # held while the books change, and by who reads several values of them
 
     def commit(self, plan: Plan) -> Stale | None:
         """All of the plan's events, or none: `Stale` if the books moved, `PlanInvalid` if edited
-        against a rule."""
-        if plan.at != len(self.log):
-            return Stale(plan.at, len(self.log))
-        self._try(plan.events)
-        for event in plan.events:
-            self.ledger.reduce(event)
-            self._enter(event)
+        against a rule, `LabReadOnly` once the books do not balance."""
+        stale = self.book(plan)
+        if stale is None:
+            self.move(plan.events)
+        return stale
+
+    def book(self, plan: Plan) -> Stale | None:
+        """`commit` without the tensors: the caller moves them, before anybody needs them."""
+        with self.lock:
+            self._open()
+            if plan.at != len(self.log):
+                return Stale(plan.at, len(self.log))
+            self._try(plan.events)
+            for event in plan.events:
+                self.ledger.reduce(event)
+                self._enter(event)
         return None
 
     def _try(self, events: tuple[Event, ...]) -> None:
@@ -70,15 +98,34 @@ class KVCache:
                 trial.reduce(event)
 
     def record(self, event: Event) -> None:
-        """One event enters the books, the tensors and the log."""
-        self.ledger.apply(event)
-        self._enter(event)
+        """One event enters the books, the log and the tensors."""
+        with self.lock:
+            self._open()
+            self.ledger.apply(event)
+            self._enter(event)
+        self.move((event,))
 
     def _enter(self, event: Event) -> None:
-        """What the books have taken in enters the log and the tensors."""
+        """What the books have taken in enters the log."""
         self.log.append(event)
         if history.REFCOUNT.isEnabledFor(history.DEBUG):
             history.log_refcounts(self.ledger, event)
+        if self.debug:  # all that one event can break; whether the log agrees is asked once a step
+            self._judge(audit.faults(self.ledger))
+
+    def move(self, events: Sequence[Event]) -> None:
+        """What events that the books have taken in do to the tensors. Where that fails, copies that
+        were not made are taken back, with what lies behind them: it is computed again."""
+        for number, event in enumerate(events):
+            try:
+                self._move(event)
+            except BaseException:
+                left = (e for e in events[number:] if isinstance(e, Copied))
+                for copy in islice(left, 1):
+                    self._take_back(copy)
+                raise
+
+    def _move(self, event: Event) -> None:
         if isinstance(event, Allocated):
             self.store.clear(event.pool_id, event.blocks, self._size(event.pool_id))
         elif isinstance(event, Copied):
@@ -88,15 +135,52 @@ class KVCache:
             self.store.copy(source, (event.pool_id, event.dst * size), event.num_slots)
         elif isinstance(event, PoolOpened):
             self.store.open(event.pool_id, event.num_blocks * event.block_size)
-        if self.debug:
-            self.check()
+
+    def _take_back(self, copy: Copied) -> None:
+        with self.lock:
+            seq = self.ledger.sequences[copy.seq_id]
+            segment = seq.segments[copy.segment]
+            keep = segment.first_position + copy.index * segment.block_size
+            for event in freed(seq, keep, "the copy failed"):
+                self.record(event)
+
+    def _open(self) -> None:
+        """Raises `LabReadOnly` while the books are known not to balance."""
+        if self.violation is not None:
+            raise violation.read_only(self.violation)
 
     def check(self) -> None:
-        """Raises `LedgerViolation` with the last events if the books do not balance."""
-        faults = audit.faults(self.ledger)
-        if faults:
-            last = "\n  ".join(map(repr, self.log.events[-5:]))
-            raise LedgerViolation("; ".join(faults) + f"\nthe last events were\n  {last}")
+        """Raises `LedgerViolation` if the books do not balance, or are not what the log makes of
+        them; the door is closed then, until a check finds nothing."""
+        self._judge(
+            audit.faults(self.ledger) or audit.against(self.log, self.ledger, self._by_log())
+        )
+
+    def _judge(self, faults: list[Fault]) -> None:
+        if not faults:
+            self.violation = None
+            return
+        if self.violation is None:
+            self.violation = violation.violation(self.log, self.ledger, faults)
+            for hook in self.on_violation:
+                hook(self.violation)
+        raise self.violation
+
+    def _by_log(self) -> Ledger | None:
+        """In debug mode the books of the log alone, kept up to date from check to check."""
+        if not self.debug:
+            self._told = None
+            return None
+        try:
+            at, told = self._told or (len(self.log), self.log.replay())
+            if at < self.log.first:
+                at, told = len(self.log), self.log.replay()
+            for event in self.log.since(at):
+                told.apply(event)
+        except audit.IMPOSSIBLE:
+            return None
+        self._told = (len(self.log), told)
+        return told
 
     def _size(self, pool_id: str) -> int:
         return self.ledger.pools[pool_id].block_size

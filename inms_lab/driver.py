@@ -2,7 +2,8 @@
 
 A step is taken when every program waits for the engine (or for something outside the lab): so the
 same programs give the same log however they are driven, by `run`, by single steps or to an index.
-Requests from other threads enter through the loop; their order of arrival is the order of the log.
+Requests from other threads enter through the loop, in their order of arrival, without waiting for
+the step in flight (pending.send); what needs the books to stand still (`call`) waits.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any, TypeVar
 
 from inms_lab.controls import Controls
 from inms_lab.engine import Engine
-from inms_lab.errors import InmsError, LabClosed, StepInterrupted
+from inms_lab.errors import InmsError, LabClosed, LabReadOnly, LedgerViolation, StepInterrupted
 from inms_lab.loop import Loop
 from inms_lab.outcome import StepReport
+from inms_lab.violation import keep, read_only
 
 T = TypeVar("T")
 WAKE = 0.1  # seconds after which a waiting notebook looks around
@@ -35,6 +37,7 @@ class Driver(Loop):
         self.programs: set[asyncio.Task[Any]] = set()
         self.ending = False
         self.controls = Controls(self)
+        engine.cache.on_violation.append(self._stop)
         super().__init__()
 
     def call(self, function: Callable[[], T]) -> T:
@@ -124,6 +127,8 @@ class Driver(Loop):
                 await self._settle()
                 if until() or limit == 0:
                     return
+                if self.engine.cache.violation is not None:
+                    raise read_only(self.engine.cache.violation)
                 if self.engine.has_work:
                     if limit is not None:
                         limit -= self._step()
@@ -148,8 +153,15 @@ class Driver(Loop):
 
     def _step(self) -> bool:
         """One step of the engine; whether anything was computed."""
-        before = len(self.engine.log)
-        report = self.engine.step()
+        before, cache = len(self.engine.log), self.engine.cache
+        try:
+            report = self.engine.step()
+            if cache.debug:
+                cache.check()
+        except LabReadOnly:  # what was broken off could not even be aborted
+            report = None
+        if cache.violation is not None:
+            raise cache.violation
         if report is None and len(self.engine.log) == before and self.engine.has_work:
             raise InmsError("nothing can move: this is a fault of the lab, please report it")
         if report is None:
@@ -163,6 +175,17 @@ class Driver(Loop):
             hook(report)
         except Exception as error:  # a viewer's fault is not the engine's; `assert_clean` raises it
             self.engine.desk.hook_errors.append(error)
+
+    def _stop(self, error: LedgerViolation) -> None:
+        """The books do not balance: the log is saved, and whoever waits is told."""
+        keep(self.engine.log, error)
+        self.drop_all(read_only(error))
+
+    def drop_all(self, why: Exception) -> None:
+        """Whatever is asked for is answered with `why`; the books are not touched."""
+        desk = self.engine.desk
+        for seq_id in [*desk.queues, *desk.running]:
+            desk.drop(seq_id, why)
 
     async def _settle(self) -> None:
         """Let programs run until each waits for the engine, or for the world outside."""
@@ -191,7 +214,10 @@ class Driver(Loop):
         def clean() -> None:
             for task in list(self.programs):
                 task.cancel()
-            self.engine.stop_all(why)
+            if self.engine.cache.violation is None:
+                self.engine.stop_all(why)
+            else:
+                self.drop_all(why)
             self.engine.cancel.clear()
             self.controls.end_pause()
             cleaned.set()

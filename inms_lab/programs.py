@@ -6,11 +6,12 @@ import asyncio
 import inspect
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from inms_lab.agent import Agent
 from inms_lab.driver import Driver
-from inms_lab.errors import BadInput
+from inms_lab.errors import BadInput, LabReadOnly
 
 Program: TypeAlias = Callable[[Agent], Awaitable[Any]]
 
@@ -71,7 +72,8 @@ class Programs:
             cause = traceback.format_exception_only(error)[-1].strip()
             told = "".join(traceback.format_exception(error))
             self.driver.engine.log.errors[agent.seq_id] = told
-            self.driver.engine.end(agent.seq_id, "fail", cause)
+            with suppress(LabReadOnly):  # then nobody ends any more
+                self.driver.engine.end(agent.seq_id, "fail", cause)
             return error
 
     async def run(self, programs: Mapping[Agent, Program]) -> Results:
