@@ -43,6 +43,7 @@ class Lab(Upkeep):
     field of `Config` can be given by its name, as `copy_budget=8`.
     `compile`: kernels compiled for this machine (once), results within 2e-4.
     `gate`: bounds for text that is used at another place than it was encoded at; None: never.
+    `journal`: a file that the log is written through to (`keep_journal`).
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Lab(Upkeep):
         debug: bool = False,
         gate: Gate | None = DEFAULT,
         config: Config | None = None,
+        journal: str | Path | None = None,
         **settings: Any,
     ) -> None:
         self.closed = True  # until it is built: what fails half-way needs no closing
@@ -89,6 +91,8 @@ class Lab(Upkeep):
         self.closed = False
         if self.policy.off:
             print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
+        if journal is not None:
+            self._begin_journal(journal)
 
     def preload(
         self, system: str | Sequence[int], *, tools: Any = None, progress: bool = True

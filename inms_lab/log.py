@@ -43,6 +43,8 @@ class Log:
         self.about: dict[str, Any] = {}
         self.piece: Callable[[int], bytes] | None = None  # the bytes that a token id stands for
         self.first_decision = 0  # the number of the oldest decision that is left
+        self.note = ""  # what whoever opens it must be told: where a journal was cut
+        self.on_change: Callable[[], None] | None = None  # called when something was logged
         self._lock = threading.Lock()  # forgetting, against readers on other threads
         self._snapshot = snapshot
         self._tail: Ledger | None = None  # the books at `first`, once something was forgotten
@@ -58,6 +60,8 @@ class Log:
     def append(self, event: Event) -> None:
         """The next event."""
         self.events.append(event)
+        if self.on_change is not None:
+            self.on_change()  # before anything is forgotten
         if self.limit is not None and len(self.events) >= self.limit + CHUNK:
             self.forget(len(self) - self.limit)
 
@@ -66,6 +70,8 @@ class Log:
         made = decided(len(self), seq_id, budget, outcome)
         if made is not None and not (self.decisions and made.repeats(self.decisions[-1])):
             self.decisions.append(made)
+            if self.on_change is not None:
+                self.on_change()
 
     def forget(self, before: int) -> None:
         """Keep the events from index `before` on; the books there become the snapshot."""
@@ -145,7 +151,7 @@ class Log:
             out.decisions = [d for d in self.decisions if d.stop <= len(out)]
         out.tokens.extend(self.tokens[:])  # what these events name is in the table already
         out.durations, out.errors = self.durations.copy(), self.errors.copy()
-        out.about, out.piece = self.about, self.piece
+        out.about, out.piece, out.note = self.about, self.piece, self.note
         return out
 
     def save(self, path: str | Path, redact: str = "nothing") -> None:
@@ -157,10 +163,12 @@ class Log:
 
     @classmethod
     def load(cls, path: str | Path) -> Log:
-        """The log in a file that `save` wrote."""
+        """The log in a file that `save` wrote, or in a journal; `note` says what it lacks."""
+        from inms_lab.journal import is_journal
+        from inms_lab.journal_read import read_journal
         from inms_lab.logfile import load
 
-        return load(path)
+        return read_journal(path) if is_journal(path) else load(path)
 
     def to_pandas(self) -> Any:
         """A table with one row per event (history.py describes the columns)."""

@@ -1,16 +1,15 @@
-"""Opens a file that holds a log, of this program or of vLLM's KV events."""
+"""Opens a file that holds a log: saved, a journal, or vLLM's KV events."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from inms_lab.log import Log
-from inms_lab.logfile import load
 from inms_lab.vllm_log import read_vllm
 
 
 def open_log(path: str | Path) -> Log:
-    """A saved log, or a log of vLLM's KV events (JSON lines), by what the file begins with."""
+    """A saved log, a journal, or vLLM's KV events (JSON lines), by what the file begins with."""
     with Path(path).open("rb") as file:
         start = file.read(1024).lstrip()
-    return read_vllm(path) if start[:1] in (b"{", b"[") else load(path)
+    return read_vllm(path) if start[:1] in (b"{", b"[") else Log.load(path)

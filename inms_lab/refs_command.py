@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,8 @@ def refs(
     from inms_lab.open_log import open_log
 
     events = open_log(log)
+    if events.note:
+        print(f"note: {events.note}", file=sys.stderr)
     pools = pools_with(events, block) if pool is None else [pool]
     if not pools:
         raise BadInput(f"block {block} was never used: with --pool this says which there are")

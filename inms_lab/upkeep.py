@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
 from inms_lab.errors import LabClosed, LedgerViolation
+from inms_lab.journal import Journal
 from inms_lab.log import Log
 from inms_lab.outcome import StepReport
 from inms_lab.programs import Programs
@@ -27,6 +29,7 @@ class Upkeep:
     driver: Driver
     programs: Programs
     closed: bool
+    journal: Journal | None = None  # `journal.problem` says why it ended, if it did
 
     @contextmanager
     def watching(self, hook: Callable[[StepReport], None]) -> Iterator[None]:
@@ -41,6 +44,24 @@ class Upkeep:
     def log(self) -> Log:
         """Everything that happened."""
         return self.engine.log
+
+    def keep_journal(self, path: str | Path, fsync: bool = False) -> Journal:
+        """Write the log through to a new file from now on, what is in it already too; after a crash
+        `Log.load(path)` or `View(path)` opens it at its last moment. It holds every text. `fsync`
+        waits for the disk at each step. Raises `JournalInUse`, `JournalNotWritable`, `BadInput`."""
+        self._open()
+        soon = self.driver.loop.call_soon
+        self.journal = self.look(lambda: Journal(self.log, path, fsync=fsync, soon=soon))
+        if self.journal.earlier is not None:
+            print(f"the journal of an earlier run was kept as {self.journal.earlier.name}")
+        return self.journal
+
+    def _begin_journal(self, path: str | Path) -> None:
+        try:
+            self.keep_journal(path)
+        except BaseException:
+            self.close()
+            raise
 
     def reused(self) -> Reused:
         """What was reused in place, at a shift, or computed, by agent and reason."""
@@ -80,6 +101,8 @@ class Upkeep:
             self.driver.end(self._end_all)
         finally:
             self.engine.cache.store.close()
+            if self.journal is not None:
+                self.journal.close()
 
     def _end_all(self) -> None:
         for seq in reversed(self.engine.ledger.holders()):

@@ -51,7 +51,7 @@ LAYERS: dict[str, set[str]] = {
             "reenact",
         ),
         *(
-            "logfile",
+            *("logfile", "logparts", "journal_read"),
             "logcode",
             "redact",
             "redact_books",

@@ -149,7 +149,9 @@ class View(anywidget.AnyWidget):
         live = lab is not None and not lab.closed
         if not live and len(self.shown.events) > MOST_PICTURED:  # replaying takes seconds
             return f"<p>{escape(teller(self.lang)('large_log', len(self.shown)))}</p>"
-        index, note = self.look.get("index", -1), escape(self.look.get("note", ""))
+        index = self.look.get("index", -1)
+        said = (self.look.get("note", ""), self.shown.note)
+        note = escape("; ".join(filter(None, said)))
         try:
             picture = render_html(self.snapshot(index if index >= 0 else None), self.lang)
             return f"<p>{note}</p>{picture}" if note else picture
@@ -196,11 +198,12 @@ def _log_of(source: Lab | Log | str | Path) -> tuple[Log, Lab | None, str]:
     """The log, its lab if that is open, and what the view must say (a file that cannot be read)."""
     if isinstance(source, (str, Path)):
         try:
-            return open_log(source), None, ""
+            log = open_log(source)
+            return log, None, log.note
         except (InmsError, OSError) as error:
             return Log(), None, str(error)
     if isinstance(source, Log):
-        return source, None, ""
+        return source, None, source.note
     if isinstance(source, Lab):
         return source.log, None if source.closed else source, ""
     raise BadInput(f"a lab, a log or the path of a saved log is wanted, not {source!r}")
