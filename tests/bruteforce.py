@@ -365,14 +365,20 @@ class Books:
             part.slots = part.written = start + e.num_slots
         else:
             _ask(part.table[e.index] == e.src, "not the writer's block")
-            _ask(start + e.num_slots == part.written, "a copy keeps what was written")
+            kept = part.written - start
+            if self.counts[source] == 1:  # it moved
+                _ask(part.slots == part.written, "a block moves while it is written")
+                _ask(source not in self.published, f"{source} moves and can be found")
+                _ask(source[0] == target[0] and e.dst < e.src, "a block moves up")
+                kept = min(kept, part.size)
+            _ask(e.num_slots == kept, "a copy keeps what was written")
             part.table[e.index] = e.dst
         self._fits(part)
 
     def _evicted(self, e: Evicted) -> None:
         for block, key in zip(e.blocks, e.keys, strict=True):
             place = (e.pool_id, block)
-            held = 1 if e.cause == "overwritten" else 0
+            held = 1 if e.cause in ("overwritten", "moved") else 0
             _ask(self.counts[place] == held, f"{place} is evicted and has holders")
             _ask(self.published.pop(place, None) == key, f"{place} has another identity")
         left = self.keys(e.pool_id)

@@ -24,7 +24,7 @@ from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
 from inms_lab.pages import PAGE
 from inms_lab.store import KVStore, NoStore
-from inms_lab.waste import trim
+from inms_lab.waste import compact, trim
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="nobody tells what is in memory")
 ROWS, DIM = 6, 64  # a token is 256 bytes of a row
@@ -177,13 +177,17 @@ def test_where_pages_do_not_go_back_it_says_so(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Paged(TensorModel):
-    """A toy model whose blocks of 4 tokens are a page in each row."""
+    """A toy model of whose blocks of 4 tokens `per_page` are a page in each of four rows."""
+
+    def __init__(self, per_page: int = 1) -> None:
+        super().__init__()
+        self.dim = PAGE // 16 // per_page
 
     def new_store(self) -> KVStore:
-        return KVStore(num_layers=2, num_kv_heads=1, head_dim=PAGE // 16)
+        return KVStore(num_layers=2, num_kv_heads=1, head_dim=self.dim)
 
     def put(self, store: KVStore, pool_id: str, slot: int, state: int) -> None:
-        kv = torch.full((1, 1, PAGE // 16), float(state))
+        kv = torch.full((1, 1, self.dim), float(state))
         for layer in range(2):
             store.write(pool_id, layer, torch.tensor([slot]), kv, -kv)
 
@@ -213,6 +217,30 @@ def test_a_trim_gives_back_free_blocks_and_neither_held_nor_cached_ones() -> Non
     last = toy.table(again)[0][1][-1]
     assert not store.regions["private"][..., 4 * last + 2 : 4 * last + 4, :].any(), "not zero"
     assert store.resident("private") == (5 + 11) * block
+
+
+@linux
+def test_after_a_compaction_small_blocks_too_give_back_the_same_whoever_survives() -> None:
+    """Four blocks a page: scattered survivors pin a page each, until they lie together."""
+    draw, apart, together = random.Random(1), set(), set()
+    for _ in range(6):
+        toy = Toy(model=Paged(4), blocks=(4, 4, 32), compare=False)
+        agents = [toy.agent(f"a{i}") for i in range(32)]
+        for agent in agents:
+            toy.do(agent, "append", [agent % 5] * 4)
+        whole = toy.cache.store.resident("private")
+        held = set(draw.sample(agents, 8))
+        for agent in set(agents) - held:
+            toy.do(agent, "close")
+        apart.add(trim(toy.cache).num_bytes)
+        compact(toy.cache)
+        trim(toy.cache)
+        assert toy.cache.store.resident("private") == whole * 8 // 32
+        together.add(toy.cache.store.resident("private"))
+        for agent in held:
+            answer = toy.do(agent, "write", [1], count=2)
+            assert answer == toy.model.generate([agent % 5] * 4 + [1], 2)
+    assert len(together) == 1 < len(apart)
 
 
 @linux

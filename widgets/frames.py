@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inms_lab.compact import is_move
 from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Shared
 from inms_lab.explain import Explanation, explain
 from inms_lab.ledger import ENDS, Ledger
@@ -77,7 +78,7 @@ class Mark:
     """Something that a timeline marks: the event's index, its kind, whose it is (-1: nobody's)."""
 
     index: int
-    kind: str  # copy, evict, share, shift (shared at one), free, abort, fail, refuse
+    kind: str  # copy, move, evict, share, shift (shared at one), free, abort, fail, refuse
     seq_id: int
 
 
@@ -148,6 +149,8 @@ def _kind(books: Ledger, event: Event) -> str:
         return "fail"
     if isinstance(event, Shared) and at_a_shift(books, event):
         return "shift"
+    if is_move(books, event) or (isinstance(event, Evicted) and event.cause == "moved"):
+        return "move"
     return JUMPS.get(type(event), "")
 
 

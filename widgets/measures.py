@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from inms_lab.compact import is_move
 from inms_lab.events import Allocated, Copied, Event, Shared
 from inms_lab.ledger import Ledger
 from inms_lab.usage import independent_blocks, slots_used
@@ -85,7 +86,7 @@ def follow(
         elif isinstance(event, Allocated):
             out["asked"] += len(event.blocks)
         elif isinstance(event, Copied):
-            out["asked"] += 1
+            out["asked"] += not is_move(books, event)
     return blocks_in_use(events, in_use), out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from inms_lab.compact import is_move
 from inms_lab.events import (
     Aborted,
     Allocated,
@@ -36,7 +37,11 @@ def said(log: Log, tokens: Iterable[int]) -> str:
 def told(log: Log, number: int) -> str:
     """Event `number` of a log in a line of words."""
     event = log.events[number - log.first]
-    return f"event {number}, {type(event).__name__}: {_what(log, event)}"
+    what = _what(log, event)
+    if isinstance(event, Copied) and is_move(log.replay(number + 1), event):
+        who = names_of(log)[event.seq_id]
+        what = f"{who} has block {event.dst} of {event.pool_id} in place of {event.src}: it moved"
+    return f"event {number}, {type(event).__name__}: {what}"
 
 
 def names_of(log: Log) -> dict[int, str]:

@@ -127,7 +127,7 @@ export class Hub {
     return this.no;
   }
   jump(kind, way = 1) { // to just after the next (last) event of a kind; says so if there is none
-    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind === "fail" ? fold.event(i).verb === kind : fold.shifts.has(i) === (kind === "shift")),
+    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind === "fail" ? fold.event(i).verb === kind : fold.kind(i) === (kind === "shift" ? kind : "")),
       d = kind === "refuse" && this.decisionAt(way, d => REFUSALS.includes(d.outcome)), i = d ? -1 : fold.find(way > 0 ? cursor : cursor - 2, wanted, way);
     if (d) this.selectDecision(d.number);
     else if (i >= 0) this.seek(i + 1);

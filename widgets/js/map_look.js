@@ -4,10 +4,10 @@ import { el } from "./hub.js";
 // From these sizes on, in pixels a block: a number; all marks. The height of a heading.
 export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28,
   MAP_TIERS = { global: "◆", group: "●", private: "■", common: "▲" },
-  MAP_FLASH = { new: "N", share: "S", copy: "C", evict: "E", free: "F", abort: "X" };
+  MAP_FLASH = { new: "N", share: "S", copy: "C", move: "M", evict: "E", free: "F", abort: "X" };
 const MAP_COLOURS = { // what is drawn -> its name in the style sheet
   dark: "panel", light: "strong", dim: "dim",
-  new: "accent", share: "share", copy: "copy", evict: "evict", free: "text", abort: "refuse",
+  new: "accent", share: "share", copy: "copy", move: "text", evict: "evict", free: "text", abort: "refuse",
 };
 const mapShade = n => (n < 4 ? n : n < 8 ? 4 : n < 16 ? 5 : 6); // the more holders, the lighter
 

@@ -18,10 +18,10 @@ export class TimeIndex {
   begin(id, kind) {
     if (kind === "agent") this.lanes.set(id, { id, start: this.next, at: [], from: [], size: [], read: [], share: [], shift: [], copy: [] });
   }
-  read({ words: w, offsets, strings, first, length, decisions, shifts }) {
-    const { lanes, marks, replaced } = this;
+  read(fold) {
+    const { words: w, offsets, strings, first, length, decisions } = fold, { lanes, marks, replaced } = this;
     for (; this.next < length; this.next++) {
-      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = shifts.has(this.next) ? "shift" : KIND[type];
+      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = fold.kind(this.next) || KIND[type];
       marks[kind]?.push(now); lane?.[kind]?.push(now);
       if (type === REGISTERED) this.begin(id, strings[w[at + 2]]);
       else if (type === RELEASED) {

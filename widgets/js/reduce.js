@@ -70,11 +70,13 @@ const REDUCE = {
       if (source.uneven.has(src)) state.refit(source, src);
     }
     state.move(seq);
-    state.asked++;
+    if (source.state(src) === "free") state.moved++; // nobody else had it: it lies elsewhere now
+    else state.asked++;
   },
   [EVICTED](state, w) {
     const pool = state.pool(w[1]);
     each(state, pool, w.subarray(4, 4 + w[3]), block => pool.evict(block));
+    state.moved += state.str(w[2]) === "moved";
   },
   [FREED]: (state, w) => letGo(state, w, w[6], w.subarray(8, 8 + w[7])),
   [ABORTED]: (state, w) => letGo(state, w, 0, w.subarray(7, 7 + w[6])),
