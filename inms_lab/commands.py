@@ -17,7 +17,7 @@ from inms_lab.freeing import forgotten, freed
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Plan
-from inms_lab.policy import PRIVATE, Policy
+from inms_lab.policy import Policy
 from inms_lab.request import Request
 from inms_lab.reuse import AFRESH, Terms, command, own_place
 from inms_lab.sequence import Sequence
@@ -142,7 +142,7 @@ def _rewrite(
         trial.apply(release)
     behind = seq.label()  # of all of it: what comes behind the edit has seen the same texts
     seq = trial.sequences[seq.seq_id]
-    place = policy.place(PRIVATE, seq.name, "", behind)
+    place = own_place(policy, seq, "", behind)
     check_room(trial, seq, place, len(tail), max_context)
     append = command(seq, "append", place, *log.add_tokens(tail))
     trial.apply(append)

@@ -11,7 +11,7 @@ from inms_lab.errors import BadInput
 SMALL_CONTEXT = 2048  # tokens; below it blocks are small
 SMALL_TILE = 64  # tokens; below it, merging tiles costs more than reading them
 MIB = 1 << 20
-MIN_BEAT = 0.001  # seconds
+_LEAST = (("suspect_after", 0), ("floor_bytes", 0), ("heartbeat_interval", 0.001))
 _COUNTS = ("block_size", "token_budget", "prefill_budget", "context", "log_limit", "copy_budget")
 
 
@@ -35,6 +35,7 @@ class Config:
     log_limit: int = 1_000_000  # events that the log keeps; older ones become its snapshot
     prefill_budget: int = 128  # tokens of a step for prefill while somebody decodes
     copy_budget: int = 16  # blocks copied on write in one step, at most
+    floor_bytes: int = 0  # of private KV that nobody can take from an agent
     suspect_after: int = 0  # steps without a change, then a block is suspect; 0: no sweep
     heartbeat_interval: float = 5.0  # seconds between two beats; a lease is three of them
     auto_recovery: bool = True  # what a holder held comes back when its lease has run out
@@ -43,7 +44,7 @@ class Config:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise BadInput(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name, least in (("suspect_after", 0), ("heartbeat_interval", MIN_BEAT)):
+        for name, least in _LEAST:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= least):
                 raise BadInput(f"{name} must be at least {least:g}, not {value}")
@@ -66,6 +67,10 @@ class Config:
     def tile_size(self) -> int:
         """Tokens of one attention tile."""
         return self.tile or self.block_size * max(1, SMALL_TILE // self.block_size)
+
+    def floor_blocks(self, bytes_per_token: int) -> int:
+        """Whole blocks that hold an agent's floor (rounded up: a floor is never none)."""
+        return -(-self.floor_bytes // (self.block_size * bytes_per_token))
 
     def num_blocks(self, tier: str, bytes_per_token: int) -> int:
         """Whole blocks that the tier's budget holds (rounded down; none at all is an error)."""

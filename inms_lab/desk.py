@@ -20,8 +20,16 @@ class Desk:
 
     def ask(self, request: Request) -> None:
         """Queue a request behind the holder's earlier ones."""
-        request.asked_at = time.perf_counter()
+        request.asked_at = request.asked_at or time.perf_counter()
         self.queues.setdefault(request.seq_id, deque()).append(request)
+
+    def first(self, seq_id: int) -> Request | None:
+        """The holder's oldest waiting request, which goes on waiting."""
+        queue = self.queues.get(seq_id)
+        if not queue:
+            self.queues.pop(seq_id, None)
+            return None
+        return queue[0]
 
     def next(self, seq_id: int) -> Request | None:
         """The holder's oldest waiting request that nobody cancelled."""

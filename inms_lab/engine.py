@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from threading import Event as Flag
 
 import torch
@@ -19,19 +20,18 @@ from inms_lab.commands import check_request, entry, stands
 from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
-from inms_lab.errors import AgentClosed, PoolExhausted, SealedTier
-from inms_lab.events import Freed, PoolOpened, Registered
+from inms_lab.errors import AgentClosed
+from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
-from inms_lab.freeing import aborted, plan_preempt
+from inms_lab.freeing import aborted
 from inms_lab.gate import Gate
 from inms_lab.ledger import ENDS
 from inms_lab.model.forward import Forward
-from inms_lab.outcome import Chunk, Gone, NoRoom, Outcome, Plan, Refused, StepReport
-from inms_lab.plan import plan_extend
-from inms_lab.policy import Policy
+from inms_lab.outcome import Chunk, Plan, StepReport
+from inms_lab.planning import Planner, Share
+from inms_lab.policy import DEFAULT, Policy, pool_of
 from inms_lab.request import Request
-from inms_lab.reuse import Terms, detach
-from inms_lab.schedule import Budget, schedule
+from inms_lab.reuse import Terms
 from inms_lab.spans import Sampled, span_of
 
 
@@ -50,31 +50,48 @@ class Engine:
         self.model, self.policy, self.config = model, policy, config
         self.cache = KVCache(store, config.debug, config.log_limit)
         self.ledger, self.log = self.cache.ledger, self.cache.log
-        self.namespace = Namespace(model=model.digest, tenant="default")
+        self.namespace = Namespace(model=model.digest, tenant=DEFAULT)
         self.context, self.tile = min(config.context, model.max_context), config.tile_size()
         per_token = store.bytes_per_token
         self.terms = Terms(gate, model.unsafe, per_token, self.tile)
         about = config.about(policy.name, sorted(policy.off), model.digest, per_token)
         self.log.about = about | self.terms.about()
         self.desk = Desk()
-        self.retired, self.victims = set[int](), set[int]()  # superseded records; who gave way
+        self.retired = set[int]()  # superseded records
+        self.shares: dict[str, Share] = {}
+        self.planner = Planner(self)
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
         self.num_computed = 0  # tokens through the model
 
-    def open_pools(self, groups: tuple[str, ...], bytes_per_token: int) -> None:
-        """Open the pools that the policy wants for these groups, those that are not open yet."""
-        for pool_id, tier, label in self.policy.pools(groups):
+    def open_pools(
+        self,
+        groups: tuple[str, ...],
+        bytes_per_token: int,
+        tenant: str = DEFAULT,
+        config: Config | None = None,
+    ) -> None:
+        """Open the pools that the policy wants for a tenant's groups, those that are not open yet;
+        `config`: what a new tenant's sizes and budgets are, if not the lab's."""
+        config = self.shares.setdefault(tenant, Share(self, config)).config
+        for name, tier, label in self.policy.pools(groups):
+            pool_id = pool_of(tenant, name)
             if pool_id not in self.ledger.pools:
-                size, count = self.config.block_size, self.config.num_blocks(tier, bytes_per_token)
-                self.cache.record(PoolOpened(pool_id, tier, "default", size, count, label))
+                size, count = config.block_size, config.num_blocks(tier, bytes_per_token)
+                self.cache.record(PoolOpened(pool_id, tier, tenant, size, count, label))
 
-    def register(self, kind: str, name: str, clearance: frozenset[str]) -> int:
+    def register(
+        self, kind: str, name: str, clearance: frozenset[str], tenant: str = DEFAULT
+    ) -> int:
         """A new holder; gives its sequence id."""
-        seq_id = len(self.ledger.sequences)
-        who = (seq_id, kind, name, "default", tuple(sorted(clearance)), self.namespace.root())
+        seq_id, root = len(self.ledger.sequences), self.namespace_of(tenant).root()
+        who = (seq_id, kind, name, tenant, tuple(sorted(clearance)), root)
         self.cache.record(Registered(*who, off=tuple(sorted(self.policy.off))))
         return seq_id
+
+    def namespace_of(self, tenant: str) -> Namespace:
+        """What a tenant's keys begin with: the lab's namespace, under the tenant's name."""
+        return self.namespace if tenant == DEFAULT else replace(self.namespace, tenant=tenant)
 
     def submit(self, request: Request) -> Request:
         """Queue a request; it enters at the next step boundary, after the holder's earlier ones."""
@@ -100,6 +117,7 @@ class Engine:
     def step(self) -> StepReport | None:
         """Enter commands, then schedule, plan, commit, forward, sample; None if idle."""
         started = time.perf_counter()
+        self.planner.begin()
         self.enter()
         try:
             chunks = self.plan()
@@ -126,10 +144,18 @@ class Engine:
         if self.retired:
             self._retire()
         sequences = self.ledger.sequences
-        for seq_id in sorted(self.desk.queues, key=lambda i: (sequences[i].kind == "agent", i)):
+
+        def turn(seq_id: int) -> tuple[bool, int, int]:
+            seq = sequences[seq_id]
+            return seq.kind == "agent", self.shares[seq.tenant].copies.place(seq_id), seq_id
+
+        for seq_id in sorted(self.desk.queues, key=turn):
             seq = self.ledger.sequences[seq_id]
-            while not seq.is_asked and (request := self.desk.next(seq_id)) is not None:
-                self._enter(request)
+            while not seq.is_asked and (first := self.desk.first(seq_id)) is not None:
+                if first.verb == "rewrite" and not self.planner.may_edit(seq):
+                    break
+                if (request := self.desk.next(seq_id)) is not None:
+                    self._enter(request)
 
     def _retire(self) -> None:
         """Superseded records that no context has any more give their blocks back."""
@@ -154,52 +180,14 @@ class Engine:
             return
         if request.verb in ENDS:
             self.desk.drop(seq.seq_id, AgentClosed(f"{seq.name} is {seq.state}"))
+        if request.verb == "rewrite" and plan is not None:
+            self.planner.took(seq, plan)
         child = plan.events[0] if plan else None
         request.future.set_result(child.seq_id if isinstance(child, Registered) else None)
 
     def plan(self) -> list[Chunk]:
-        """Plan and commit, one sequence after the other, within the token budget."""
-        chunks: list[Chunk] = []
-        stuck: list[NoRoom] = []
-        order, moved, self.victims = schedule(self.ledger), False, set[int]()
-        budget = Budget(self.ledger, order, self.config)
-        for seq_id in order:
-            if not (most := budget.of(self.ledger.sequences[seq_id])):
-                continue
-            outcome = self._extend(seq_id, most, {chunk.seq_id for chunk in chunks})
-            if isinstance(outcome, NoRoom):
-                stuck.append(outcome)  # waits for those that go on, or fails below
-            elif isinstance(outcome, Plan):
-                moved |= bool(outcome.events) and seq_id not in self.victims
-                chunks += budget.taken(outcome.chunk)
-        for seq_id in list(self.desk.running):  # a full hit, or a cut, may have left nothing to do
-            self.desk.computed(self.ledger.sequences[seq_id])
-        if stuck and not (chunks or moved):  # all wait, perhaps for it: it takes from anybody
-            outcome = self._extend(stuck[0].seq_id, budget.left, set(), force=True)
-            if isinstance(outcome, NoRoom):
-                self._fail(outcome)
-            chunks += [outcome.chunk] if isinstance(outcome, Plan) and outcome.chunk else []
-        return chunks
-
-    def _extend(self, seq_id: int, budget: int, busy: set[int], force: bool = False) -> Outcome:
-        while True:
-            outcome = plan_extend(self.ledger, len(self.log), seq_id, budget)
-            self.log.decide(seq_id, budget, outcome)
-            if isinstance(outcome, Plan):
-                self._commit(outcome)
-            elif isinstance(outcome, Gone):
-                self._commit(detach(self.ledger, self.policy, len(self.log), outcome))
-                continue
-            elif isinstance(outcome, NoRoom):
-                where = (len(self.log), seq_id, outcome.pool_id)
-                plan = plan_preempt(self.ledger, *where, busy, force)
-                if plan is not None:
-                    self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
-                    self._commit(plan)
-                    continue
-            elif isinstance(outcome, Refused):
-                self.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))
-            return outcome
+        """Plan and commit, tenant by tenant, one sequence after the other, within the budgets."""
+        return self.planner.plan()
 
     def stop_all(self, error: Exception) -> None:
         """Nobody generates any longer; every request is answered with `error`, nobody ends."""
@@ -210,20 +198,13 @@ class Engine:
 
     def _book(self, request: Request) -> Plan:
         where = (self.ledger, self.log, self.policy)
-        return self._commit(entry(*where, request, self.context, self.terms))
+        return self.commit(entry(*where, request, self.context, self.terms))
 
-    def _commit(self, plan: Plan) -> Plan:
+    def commit(self, plan: Plan) -> Plan:
+        """The plan becomes fact; it was made at this very moment."""
         stale = self.cache.commit(plan)
         assert stale is None, "one thread owns the ledger"
         return plan
-
-    def _fail(self, no: NoRoom) -> None:
-        seq = self.ledger.sequences[no.seq_id]
-        text = (
-            f"{seq.name} needs {no.needed} more blocks of {no.pool_id}, {no.available} are free or "
-            "can be evicted and nobody can give way: close agents or give the lab a larger pool"
-        )
-        self.end(no.seq_id, "fail", text, PoolExhausted(text))
 
     def end(self, seq_id: int, verb: str, cause: str, error: Exception | None = None) -> None:
         """End a holder now: its private blocks go back, its requests are answered with `error`."""

@@ -15,7 +15,7 @@ from inms_lab.events import Commanded
 from inms_lab.label import join
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.policy import GLOBAL, PRIVATE, Place, Policy
+from inms_lab.policy import GLOBAL, PRIVATE, Place, Policy, placed
 from inms_lab.request import Request
 from inms_lab.reuse import AFRESH, Reuse, Terms, command, own_place, place_of, reuse
 from inms_lab.sequence import READ_ONLY
@@ -71,7 +71,8 @@ def _prompt_of(books: Ledger, request: Request, seq: Holder) -> int:
     """The holder of the sealed prompt, where this is its text in somebody else's context."""
     if request.tier != GLOBAL or seq.kind == "prompt":
         return -1
-    return next((s.seq_id for s in books.holders() if s.kind == "prompt" and s.is_live), -1)
+    ours = (s for s in books.holders() if s.kind == "prompt" and s.tenant == seq.tenant)
+    return next((s.seq_id for s in ours if s.is_live), -1)
 
 
 class _Part:
@@ -89,7 +90,8 @@ def _parts(
     if known.piece < 0:
         alone = request.record >= 0 and not known.exact and seq.kind == "agent"
         tier = PRIVATE if alone else request.tier
-        yield _Part(policy.place(tier, seq.name, request.group, behind), 0, length)
+        where = (tier, seq.name, request.group, behind)
+        yield _Part(placed(policy, seq.tenant, *where), 0, length)
         return
     donor = books.sequences[known.source].segments[known.piece]
     size, afresh = donor.block_size, frozenset(request.afresh)

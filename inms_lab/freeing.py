@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
 from inms_lab.events import Aborted, Event, Evicted, Freed
@@ -10,6 +10,7 @@ from inms_lab.label import private
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Chunk, Plan
 from inms_lab.pool import Pool
+from inms_lab.segment import Segment
 from inms_lab.sequence import READ_ONLY, Sequence
 from inms_lab.table_rules import copies_left
 
@@ -45,13 +46,16 @@ def plan_preempt(
     pool_id: str,
     busy: Set[int] = frozenset(),
     force: bool = False,
+    floor: int = 0,
 ) -> Plan | None:
     """Make somebody give up KV in `pool_id` so that `seq_id` can go on; None: nobody may be asked.
 
     Order of victims: agents without work, then working agents that registered after `seq_id` (with
     `force` earlier ones too); among equals the one that registered last; never one that is
-    `busy` in this step. Tokens are kept and computed again when needed.
+    `busy` in this step. Nobody is left with fewer than `floor` blocks, and who has fewer may take
+    from any that has more. Tokens are kept and computed again when needed.
     """
+    force = force or (floor > 0 and _held(books.sequences[seq_id], pool_id) < floor)
     victims = [
         seq
         for seq in books.holders()
@@ -60,20 +64,31 @@ def plan_preempt(
         and seq.seq_id != seq_id
         and seq.seq_id not in busy
         and (force or not seq.has_work or seq.seq_id > seq_id)
-        and _first_in(seq, pool_id) is not None
+        and _held(seq, pool_id) > floor
     ]
     if not victims:
         return None
     victim = max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))
-    keep = _first_in(victim, pool_id)
-    assert keep is not None
-    return Plan(at, freed(victim, keep, "preempted"))
+    return Plan(at, freed(victim, _behind(victim, pool_id, floor), "preempted"))
 
 
-def _first_in(seq: Sequence, pool_id: str) -> int | None:
-    own = (s for s in seq.segments if s.pool_id == pool_id and s.blocks and s.tier not in READ_ONLY)
-    first = next(own, None)
-    return None if first is None else first.first_position
+def _own(seq: Sequence, pool_id: str) -> Iterator[Segment]:
+    yield from (
+        s for s in seq.segments if s.pool_id == pool_id and s.blocks and s.tier not in READ_ONLY
+    )
+
+
+def _held(seq: Sequence, pool_id: str) -> int:
+    return sum(len(segment.blocks) for segment in _own(seq, pool_id))
+
+
+def _behind(seq: Sequence, pool_id: str, count: int) -> int:
+    """The position behind the first `count` blocks that a holder has of its own in a pool."""
+    for segment in _own(seq, pool_id):
+        if count < len(segment.blocks):
+            return segment.first_position + count * segment.block_size
+        count -= len(segment.blocks)
+    raise ValueError("it has no more than these")
 
 
 def aborted(books: Ledger, chunks: list[Chunk] | None, cause: str) -> tuple[Event, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from inms_lab.copies import MANY
 from inms_lab.events import Event
 
 
@@ -56,10 +57,12 @@ class NoRoom:
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """Somebody is writing this very block: wait for it rather than compute it twice (check 2)."""
+    """Not in this step: somebody is writing this very block, and waiting for it is better than to
+    compute it twice (check 2), or the copy budget is used up (check 7)."""
 
     seq_id: int
     reason: str
+    check: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,11 @@ class Decided:
     reason: str = ""
     parts: tuple[Decision, ...] = ()
 
+    @property
+    def copies(self) -> int:
+        """Blocks that it might copy on write: none where it was deferred for want of them."""
+        return 0 if (self.outcome, self.check) == ("deferred", 7) else MANY
+
     def repeats(self, other: Decided) -> bool:
         """Whether nothing has come of it since `other` said the same."""
         mine = (self.seq_id, self.outcome, self.reason)
@@ -134,5 +142,5 @@ def decided(at: int, seq_id: int, budget: int, outcome: Outcome) -> Decided | No
     if isinstance(outcome, NoRoom):
         reason = f"{outcome.pool_id}: {outcome.needed} blocks needed, {outcome.available} available"
         return Decided(at, at, seq_id, budget, "no room", 7, reason)
-    kind, check = ("refused", outcome.check) if isinstance(outcome, Refused) else ("deferred", 2)
-    return Decided(at, at, seq_id, budget, kind, check, outcome.reason)
+    kind = "refused" if isinstance(outcome, Refused) else "deferred"
+    return Decided(at, at, seq_id, budget, kind, outcome.check, outcome.reason)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inms_lab.checks import blocks_to_take, is_being_written, may_write
+from inms_lab.copies import MANY, READ, STORM
 from inms_lab.events import Allocated, Copied, Event, Shared
 from inms_lab.freeing import evicted
 from inms_lab.ledger import Ledger
@@ -19,9 +20,9 @@ from inms_lab.outcome import Chunk, Decision, Deferred, Gone, NoRoom, Outcome, P
 from inms_lab.segment import Segment
 
 
-def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
-    """The next chunk of a sequence, at most `budget` tokens: what to share, copy and allocate."""
-    draft = _Draft(books, seq_id, budget)
+def plan_extend(books: Ledger, at: int, seq_id: int, budget: int, copies: int = MANY) -> Outcome:
+    """The next chunk of a sequence, at most `budget` tokens and `copies` blocks copied on write."""
+    draft = _Draft(books, seq_id, budget, copies)
     seq = draft.seq
     for number, segment in enumerate(seq.segments):
         if segment.computed < len(segment.tokens):
@@ -39,8 +40,9 @@ def plan_extend(books: Ledger, at: int, seq_id: int, budget: int) -> Outcome:
 class _Draft:
     """A plan in the making: tokens `[start, stop)` are to be computed, behind what is mounted."""
 
-    def __init__(self, books: Ledger, seq_id: int, budget: int) -> None:
-        self.books, self.seq, self.budget = books, books.sequences[seq_id], budget
+    def __init__(self, books: Ledger, seq_id: int, budget: int, copies: int) -> None:
+        self.books, self.seq = books, books.sequences[seq_id]
+        self.budget, self.copies = budget, copies
         self.events: list[Event] = []
         self.decisions: list[Decision] = []
         self.spared: set[tuple[str, int]] = set()  # cached blocks that this plan mounts
@@ -81,7 +83,7 @@ class _Draft:
             outcome, reason = "shared", "same fingerprint"
             if segment.is_fragment:
                 outcome, reason = "shared at a shift", f"a fragment, shift {segment.shift:+d}"
-            self._decide(number, first, len(found), outcome, reason)
+            self.decisions.append(Decision(number, first, len(found), outcome, reason))
             self.spared.update((segment.pool_id, block) for block in found)
             self.start = self.stop = segment.first_position + here
         return here
@@ -97,6 +99,8 @@ class _Draft:
         keys = segment.keys_of(first, -(-end // size))
         partial = segment.blocks[here // size] if here % size and end > here else None
         copies = partial is not None and pool.refs[partial] > 1
+        if copies > self.copies:
+            return False if self.events else Deferred(seq.seq_id, STORM, 7)
         need = len(keys) + copies
         blocks, victims = blocks_to_take(pool, self.taken, self.spared, need)
         if len(blocks) < need:
@@ -104,19 +108,15 @@ class _Draft:
         if victims:
             self.events.append(evicted(pool, victims, "room", self.events))
         if partial is not None and copies:
-            index, slots = here // size, here % size
-            where = (segment.pool_id, partial, segment.pool_id, blocks[0], slots)
-            self.events.append(Copied(seq.seq_id, number, index, *where))
-            self._decide(number, index, 1, "copied", "another holder reads this block")
+            index, where = here // size, (segment.pool_id, partial, segment.pool_id, blocks[0])
+            self.events.append(Copied(seq.seq_id, number, index, *where, here % size))
+            self.decisions.append(Decision(number, index, 1, "copied", READ))
         elif partial is not None and partial in pool.keys:
             self.events.append(evicted(pool, (partial,), "overwritten", self.events))
         if keys:
             place = (seq.seq_id, number, segment.pool_id)
             self.events.append(Allocated(*place, blocks[copies:], keys, end))
             why = segment.why or "no block with this fingerprint"
-            self._decide(number, first, len(keys), "computed", why)
+            self.decisions.append(Decision(number, first, len(keys), "computed", why))
         self.stop += end - here
         return end == count
-
-    def _decide(self, number: int, first: int, count: int, outcome: str, reason: str) -> None:
-        self.decisions.append(Decision(number, first, count, outcome, reason))

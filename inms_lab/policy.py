@@ -16,6 +16,7 @@ from inms_lab.errors import BadInput
 from inms_lab.label import PUBLIC, Label, group, join, private
 
 GLOBAL, GROUP, PRIVATE, COMMON = "global", "group", "private", "common"
+DEFAULT = "default"  # the tenant of a lab that speaks of none
 SWITCHES = ("label", "tokens", "position", "gate", "pending")
 
 
@@ -28,6 +29,12 @@ class Place:
     tier: str
     label: Label
     indexed: bool
+
+
+def pool_of(tenant: str, pool_id: str) -> str:
+    """A tenant's own pool that the policy calls `pool_id` (a group's name tells whose it is)."""
+    own = tenant == DEFAULT or pool_id.startswith(f"{GROUP}:")
+    return pool_id if own else f"{tenant}/{pool_id}"
 
 
 class Policy(Protocol):
@@ -141,3 +148,11 @@ def by_name(name: str) -> Policy:
     if name not in MODES:
         raise BadInput(f"no mode is called {name!r}; there are: {', '.join(MODES)}")
     return MODES[name]
+
+
+def placed(
+    policy: Policy, tenant: str, tier: str, owner: str, group_name: str, behind: Label
+) -> Place:
+    """Where text goes in the tenant's own pools."""
+    place = policy.place(tier, owner, group_name, behind)
+    return replace(place, pool_id=pool_of(tenant, place.pool_id))

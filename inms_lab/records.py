@@ -14,6 +14,7 @@ from inms_lab import label
 from inms_lab.engine import Engine
 from inms_lab.errors import TextTooLarge
 from inms_lab.events import Released
+from inms_lab.policy import DEFAULT, placed
 from inms_lab.request import Request
 
 Submit = Callable[[Request], Request]
@@ -65,6 +66,7 @@ def publish(
     prompts: Sequence[Prompt],
     earlier: Sequence[Record],
     replaces: Record | None = None,
+    tenant: str = DEFAULT,
 ) -> tuple[Record, Request]:
     """Release a text to its group and have it encoded; gives the record and its last request.
 
@@ -73,9 +75,9 @@ def publish(
     """
     engine.check(draft.tokens)
     if engine.policy.encodes_records:
-        _check_size(engine, draft)
+        _check_size(engine, draft, tenant)
     name = draft.name if draft.version == 1 else f"{draft.name} v{draft.version}"
-    seq_id = engine.register("record", name, label.group(draft.group))
+    seq_id = engine.register("record", name, label.group(draft.group), tenant)
     offset, length = engine.log.add_tokens(draft.tokens)
     old = replaces.seq_id if replaces is not None else -1
     engine.cache.record(Released(seq_id, draft.by, draft.group, offset, length, old))
@@ -103,8 +105,9 @@ def is_stale(engine: Engine, record: Record) -> bool:
     return not held <= {*books.records.get(record.group, ())}
 
 
-def _check_size(engine: Engine, draft: Record) -> None:
-    pool_id = engine.policy.place("group", draft.name, draft.group, label.PUBLIC).pool_id
+def _check_size(engine: Engine, draft: Record, tenant: str) -> None:
+    where = ("group", draft.name, draft.group, label.PUBLIC)
+    pool_id = placed(engine.policy, tenant, *where).pool_id
     pool = engine.ledger.pools[pool_id]
     blocks = -(-len(draft.tokens) // pool.block_size)
     if blocks > pool.spec.num_blocks:

@@ -19,7 +19,7 @@ from inms_lab.gate import Gate
 from inms_lab.label import Label, is_shared, join
 from inms_lab.ledger import Ledger
 from inms_lab.outcome import Gone, Plan
-from inms_lab.policy import PRIVATE, Place, Policy
+from inms_lab.policy import PRIVATE, Place, Policy, placed
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
 
@@ -140,7 +140,7 @@ def place_of(donor: Segment) -> Place:
 
 def own_place(policy: Policy, seq: Sequence, group_name: str, behind: Label) -> Place:
     """Where the holder's own text goes behind a context of this label."""
-    return policy.place(PRIVATE, seq.name, group_name, behind)
+    return placed(policy, seq.tenant, PRIVATE, seq.name, group_name, behind)
 
 
 def detach(books: Ledger, policy: Policy, at: int, gone: Gone) -> Plan:

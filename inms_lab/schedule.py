@@ -3,17 +3,30 @@ then sequences that decode (one token each), then those that prefill, by order o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from inms_lab.config import Config
 from inms_lab.ledger import Ledger
 from inms_lab.lifecycle import DECODING
 from inms_lab.outcome import Chunk
+from inms_lab.policy import DEFAULT
 from inms_lab.sequence import Sequence
 
+NOBODY: Mapping[int, object] = MappingProxyType({})
 
-def schedule(books: Ledger) -> list[int]:
-    """Sequences with something to do, in the order in which they may take from the token budget."""
-    work = [seq for seq in books.holders() if seq.has_work]
-    work.sort(key=lambda s: (s.kind == "agent", s.state != DECODING, s.seq_id))
+
+def schedule(
+    books: Ledger, tenant: str = DEFAULT, line: Mapping[int, object] = NOBODY
+) -> list[int]:
+    """A tenant's sequences with something to do, in the order in which they may take from its
+    budgets; who waits in the `line` for the copy budget comes first of the agents, in its order."""
+    work = [seq for seq in books.holders() if seq.has_work and seq.tenant == tenant]
+    first = {seq_id: place for place, seq_id in enumerate(line)}
+    last = len(first)
+    work.sort(
+        key=lambda s: (s.kind == "agent", first.get(s.seq_id, last), s.state != DECODING, s.seq_id)
+    )
     return [seq.seq_id for seq in work]
 
 

@@ -33,6 +33,7 @@ from inms_lab.gate import Gate
 from inms_lab.model.admission import admit
 from inms_lab.model.runner import Runner
 from inms_lab.outcome import Chunk, Outcome
+from inms_lab.planning import Planner
 from inms_lab.policy import MODES, Policy
 from inms_lab.request import Request
 from inms_lab.sample import Sampling
@@ -276,15 +277,25 @@ class Witness:
 # the engine under test --------------------------------------------------------------------------
 
 
+class Telling(Planner):
+    """A planner that counts its answers for the bench."""
+
+    engine: Watched
+
+    def _extend(self, *args: Any, **options: Any) -> Outcome:
+        outcome = super()._extend(*args, **options)
+        self.engine.bench.outcomes[type(outcome).__name__] += 1
+        return outcome
+
+
 class Watched(Engine):
     """An engine that tells its bench what it does."""
 
     bench: Bench
 
-    def _extend(self, *args: Any, **options: Any) -> Outcome:
-        outcome = super()._extend(*args, **options)
-        self.bench.outcomes[type(outcome).__name__] += 1
-        return outcome
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.planner = Telling(self)
 
     def _enter(self, request: Request) -> None:
         super()._enter(request)

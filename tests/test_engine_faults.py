@@ -157,7 +157,7 @@ def test_an_interrupt_while_planning_loses_nothing(monkeypatch: pytest.MonkeyPat
         for op in program.ops:
             bench.ask(player, op)
         player.ops.clear()
-    healthy, calls = inms_lab.engine.plan_extend, []
+    healthy, calls = inms_lab.planning.plan_extend, []
 
     def plan_extend(*args: Any) -> Any:
         calls.append(args)
@@ -165,7 +165,7 @@ def test_an_interrupt_while_planning_loses_nothing(monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return healthy(*args)
 
-    monkeypatch.setattr(inms_lab.engine, "plan_extend", plan_extend)
+    monkeypatch.setattr(inms_lab.planning, "plan_extend", plan_extend)
     with pytest.raises(KeyboardInterrupt):
         bench.step()
     assert any(isinstance(event, Aborted) for event in bench.engine.log.events)

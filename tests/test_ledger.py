@@ -15,8 +15,9 @@ import pytest
 from bruteforce import Books, Wrong
 from toy import Interrupt, Toy, plain
 
-import inms_lab.engine
+import inms_lab.planning
 from inms_lab import audit
+from inms_lab.copies import MANY
 from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted
 from inms_lab.events import (
     EVENT_TYPES,
@@ -282,15 +283,15 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Counts what planning answers; now and then proves that it changed nothing."""
     counts: Counter[str] = Counter()
 
-    def watched(books: Ledger, at: int, seq_id: int, budget: int) -> Any:
+    def watched(books: Ledger, at: int, seq_id: int, budget: int, copies: int = MANY) -> Any:
         look = sum(counts.values()) % 97 == 0
         before = plain(books) if look else None
-        outcome = plan_extend(books, at, seq_id, budget)
+        outcome = plan_extend(books, at, seq_id, budget, copies)
         assert not look or plain(books) == before, "planning changed the books"
         counts[type(outcome).__name__] += 1
         return outcome
 
-    monkeypatch.setattr(inms_lab.engine, "plan_extend", watched)
+    monkeypatch.setattr(inms_lab.planning, "plan_extend", watched)
     return counts
 
 

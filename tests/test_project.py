@@ -55,12 +55,12 @@ LAYERS: dict[str, set[str]] = {
             "logcode",
             "redact",
             "redact_books",
-            "history",
+            *("history", "violation", "findings", "growth", "no_room"),
             "vllm_log",
             "open_log",
         ),  # reading and writing logs
     },
-    "computes": {"rope", "store", "sample", "kernels", "attention", "model"},
+    "computes": {"rope", "pages", "store", "sample", "kernels", "attention", "model"},
     "joins": {
         *(
             "cache",
@@ -73,7 +73,7 @@ LAYERS: dict[str, set[str]] = {
             "engine",
         ),  # the engine
         *(
-            "blocks",
+            *("blocks", "three_calls", "copying"),
             *("text", "pieces", "turn", "output", "pending"),
             *("loop", "driver", "controls"),
             *("agent", "attaching", "group", "records", "parcel", "importing"),
@@ -83,7 +83,7 @@ LAYERS: dict[str, set[str]] = {
             "usage",
             "lab",
             "reload",
-            *("upkeep", "keeper", "remote", "shelf", "tenants"),
+            *("upkeep", "waste", "keeper", "remote", "shelf", "tenants"),
         ),  # what a notebook holds
     },
     "measures": {
@@ -93,7 +93,7 @@ LAYERS: dict[str, set[str]] = {
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
         *("refs_command", "fragments_command", "calibrate_command", "experiment_command"),
-        *("replay_command", "bench_command"),
+        *("replay_command", "bench_command", "diagnose_command"),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use

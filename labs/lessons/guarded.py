@@ -110,7 +110,7 @@ class Guarded(Engine):
             return plan
         books = self._texts_for(self.ledger.sequences[request.seq_id], request)
         plan = entry(books, self.log, self.policy, request, self.context, self.terms)
-        self._commit(plan)
+        self.commit(plan)
         for event in plan.events:
             if isinstance(event, Commanded):
                 self._label(event, request)
@@ -144,7 +144,7 @@ class Guarded(Engine):
             outcome = plan_extend(books, len(self.log), seq_id, budget)
             self.log.decide(seq_id, budget, outcome)
             if isinstance(outcome, Gone):  # a may_hold that changes its mind
-                self._commit(detach(self.ledger, self.policy, len(self.log), outcome))
+                self.commit(detach(self.ledger, self.policy, len(self.log), outcome))
                 made = self.contexts[seq_id][outcome.segment]
                 own = label.private(self.ledger.sequences[seq_id].name)
                 self.contexts[seq_id][outcome.segment] = self.joined(made.before, made.own | own)
@@ -154,7 +154,7 @@ class Guarded(Engine):
                 seq, pools = self.ledger.sequences[seq_id], self.ledger.pools
                 if not all(may_write(seq, pools[event.pool_id].spec.tier) for event in taken):
                     raise Unserved
-                self._commit(outcome)
+                self.commit(outcome)
                 for event in taken:
                     made = self.contexts[seq_id][event.segment]
                     self.carried |= {(event.pool_id, block): made for block in event.blocks}

@@ -1,0 +1,140 @@
+"""What is computed in a step: planned and committed holder by holder, tenant by tenant.
+
+Each tenant is served as if it were alone: it has pools, a token budget and a copy budget of its
+own, and who must give way, wait or fail is settled among its own holders. So what is planned for a
+tenant is a function of its own history. What to share is plan.py's, who gives way is freeing.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import TYPE_CHECKING
+
+from inms_lab.config import Config
+from inms_lab.copies import CopyLine
+from inms_lab.errors import PoolExhausted, SealedTier
+from inms_lab.events import Copied, Freed
+from inms_lab.freeing import plan_preempt
+from inms_lab.outcome import Chunk, Deferred, Gone, NoRoom, Outcome, Plan, Refused
+from inms_lab.plan import plan_extend
+from inms_lab.reuse import detach
+from inms_lab.schedule import Budget, schedule
+from inms_lab.sequence import Sequence
+
+if TYPE_CHECKING:
+    from inms_lab.engine import Engine
+
+
+class Share:
+    """What a tenant has of a step: settings of its own, or the lab's as they are now (None), and
+    its line for the copy budget."""
+
+    def __init__(self, engine: Engine, own: Config | None) -> None:
+        self._engine, self._own, self.copies = engine, own, CopyLine()
+
+    @property
+    def config(self) -> Config:
+        """Its sizes and budgets."""
+        return self._own or self._engine.config
+
+    @property
+    def floor(self) -> int:
+        """Private blocks that nobody can take from an agent."""
+        return self.config.floor_blocks(self._engine.cache.store.bytes_per_token)
+
+
+class Planner:
+    """The plans of one engine's steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.books = engine, engine.ledger
+        self.victims = set[int]()  # who gave way in this step
+
+    def begin(self) -> None:
+        """A step begins: every tenant's budgets are whole."""
+        self.victims = set()
+        queues, sequences = self.engine.desk.queues, self.books.sequences
+        for share in self.engine.shares.values():
+            share.copies.begin(
+                share.config.copy_budget,
+                lambda i: sequences[i].is_live and (sequences[i].has_work or i in queues),
+            )
+
+    def may_edit(self, seq: Sequence) -> bool:
+        """Whether an edit, which may copy a block, can enter in this step; else it waits."""
+        line = self.engine.shares[seq.tenant].copies
+        if not line.has_turn(seq.seq_id):
+            line.wait(seq.seq_id)
+            return False
+        return True
+
+    def took(self, seq: Sequence, plan: Plan) -> None:
+        """A plan of this holder was committed: what it copied comes off the budget."""
+        count = sum(isinstance(event, Copied) for event in plan.events)
+        self.engine.shares[seq.tenant].copies.took(seq.seq_id, count)
+
+    def plan(self) -> list[Chunk]:
+        """Plan and commit for all that have something to do; gives what is to be computed."""
+        chunks: list[Chunk] = []
+        for tenant, share in self.engine.shares.items():
+            chunks += self._tenant(tenant, share)
+        return chunks
+
+    def _tenant(self, tenant: str, share: Share) -> list[Chunk]:
+        chunks: list[Chunk] = []
+        stuck: list[NoRoom] = []
+        order, moved = schedule(self.books, tenant, share.copies.line), False
+        budget = Budget(self.books, order, share.config)
+        for seq_id in order:
+            if not (most := budget.of(self.books.sequences[seq_id])):
+                continue
+            outcome = self._extend(share, seq_id, most, {chunk.seq_id for chunk in chunks})
+            if isinstance(outcome, NoRoom):
+                stuck.append(outcome)  # waits for those that go on, or fails below
+            elif isinstance(outcome, Plan):
+                moved |= bool(outcome.events) and seq_id not in self.victims
+                chunks += budget.taken(outcome.chunk)
+        desk = self.engine.desk
+        for seq_id in list(desk.running):  # a full hit, or a cut, may have left nothing to do
+            desk.computed(self.books.sequences[seq_id])
+        if stuck and not (chunks or moved):  # all wait, perhaps for it: it takes from anybody
+            outcome = self._extend(share, stuck[0].seq_id, budget.left, set(), force=True)
+            if isinstance(outcome, NoRoom):
+                self._fail(outcome)
+            chunks += [outcome.chunk] if isinstance(outcome, Plan) and outcome.chunk else []
+        return chunks
+
+    def _extend(
+        self, share: Share, seq_id: int, budget: int, busy: Set[int], force: bool = False
+    ) -> Outcome:
+        engine, line = self.engine, share.copies
+        while True:
+            at = len(engine.log)
+            outcome = plan_extend(self.books, at, seq_id, budget, line.left)
+            engine.log.decide(seq_id, budget, outcome)
+            if isinstance(outcome, Plan):
+                engine.commit(outcome)
+                self.took(self.books.sequences[seq_id], outcome)
+            elif isinstance(outcome, Deferred) and outcome.check == 7:
+                line.wait(seq_id)
+            elif isinstance(outcome, Gone):
+                engine.commit(detach(self.books, engine.policy, at, outcome))
+                continue
+            elif isinstance(outcome, NoRoom):
+                where = (at, seq_id, outcome.pool_id)
+                plan = plan_preempt(self.books, *where, busy, force, share.floor)
+                if plan is not None:
+                    self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
+                    engine.commit(plan)
+                    continue
+            elif isinstance(outcome, Refused):
+                engine.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))
+            return outcome
+
+    def _fail(self, no: NoRoom) -> None:
+        seq = self.books.sequences[no.seq_id]
+        text = (
+            f"{seq.name} needs {no.needed} more blocks of {no.pool_id}, {no.available} are free or "
+            "can be evicted and nobody can give way: close agents or give the lab a larger pool"
+        )
+        self.engine.end(no.seq_id, "fail", text, PoolExhausted(text))
