@@ -58,7 +58,7 @@ class Waste:
         return sum(pool.stranded for pool in self.pools)
 
     def __repr__(self) -> str:
-        names = "held cached free holes stranded unused used resident".split()
+        names = ("held", "cached", "free", "holes", "stranded", "unused", "used", "resident")
         rows = [("pool", *names)]
         for p in self.pools:
             counts = (str(getattr(p, name)) for name in names[:5])

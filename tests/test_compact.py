@@ -11,6 +11,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from harness import Bench, Op, Program, differences, one_thread, shifting
@@ -103,7 +104,7 @@ def test_neighbours_in_a_table_become_neighbours_in_the_pool() -> None:
     assert compact(toy.cache) == 8 - 4
     tables = [toy.table(agent)[0][1] for agent in agents[2:]]
     assert sorted(tables[0] + tables[1]) == [*range(8)]
-    gaps = sum(b - a != 1 for table in tables for a, b in zip(table, table[1:], strict=False))
+    gaps = sum(b - a != 1 for table in tables for a, b in pairwise(table))
     assert gaps < 6, "they lay four apart, each of them"
 
 
@@ -131,7 +132,7 @@ def test_what_several_hold_does_not_move() -> None:
 
 
 def test_what_is_promised_or_in_flight_does_not_move() -> None:
-    toy, first, last = scattered()
+    toy, _, last = scattered()
     request = toy.ask(last, "append", [last % 5] * 8)
     toy.step(budget=3)  # the new block's key is known, and it is not full
     pool = toy.ledger.pools["private"]
@@ -245,7 +246,7 @@ def test_those_who_look_back_take_the_log(played: list[Player]) -> None:
 
 
 def test_a_move_is_told_as_one_and_counted_as_no_copy() -> None:
-    toy, _, last = scattered()
+    toy, _, _ = scattered()
     before = str(reused(toy.log))
     compact(toy.cache)
     assert str(reused(toy.log)) == before, "nothing was decided"
