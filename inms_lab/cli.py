@@ -12,6 +12,7 @@ import typer
 
 from inms_lab import bench_command
 from inms_lab.calibrate_command import calibrate
+from inms_lab.diagnose_command import diagnose
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
 from inms_lab.experiment_command import experiment
 from inms_lab.fragments_command import fragments
@@ -221,6 +222,7 @@ def bench_view(
 
 
 app.command()(refs)
+app.command()(diagnose)
 app.command()(fragments)
 app.command()(calibrate)
 app.command()(experiment)

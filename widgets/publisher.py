@@ -79,6 +79,8 @@ class Publisher:
             status["speed"] = lab.controls.steps_per_second
             if lab.controls.error is not None:
                 status["problem"] = str(lab.controls.error)
+            if lab.violation is not None:  # in the page's own language, and for as long as it is so
+                status["problem"] = ["read_only", lab.violation.at, lab.violation.fault]
         if self.problem:
             status["problem"] = self.problem
         if self.error is not None:

@@ -31,6 +31,7 @@ from .snapshot import Snapshot
 from .words import check_language, strings, teller
 
 PARTS = tuple(esm.PARTS)
+MOST_SAID = 400  # characters of what a file says of itself
 MOST_PICTURED = 50_000  # events of a saved log up to which a picture is kept for other pages
 
 
@@ -73,6 +74,7 @@ class View(anywidget.AnyWidget):
         self._hear_anywhere()
         self.on_msg(lambda _, content, __: self.publisher.receive(content))
         reload.register(self)
+        self._point_at_violation()
         self.publisher.start()
 
     def _publish(self, content: dict[str, Any], buffers: list[bytes]) -> None:
@@ -109,6 +111,17 @@ class View(anywidget.AnyWidget):
         where = {"index": -1 if index is None else index, "pool": pool, "block": number}
         told = {"decision": decision, "note": str(note or "")}
         self.look = where | told | {"number": self.look.get("number", 0) + 1}
+
+    def _point_at_violation(self) -> None:
+        """A log that was saved because its books did not balance is opened there."""
+        told = self.shown.about.get("violation")
+        if not isinstance(told, dict):
+            return
+        at, block = told.get("at"), (told.get("pool"), told.get("block"))
+        if type(at) is int and self.shown.first <= at <= len(self.shown):
+            named = isinstance(block[0], str) and type(block[1]) is int and block[1] >= 0
+            words = teller(self.lang)("read_only_log", at, str(told.get("text", ""))[:MOST_SAID])
+            self.point(at, block=block if named else None, note=words)  # type: ignore[arg-type]
 
     @property
     def num_failures(self) -> int:

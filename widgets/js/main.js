@@ -120,7 +120,7 @@ class Store {
   }
   tell(hub) {
     hub.lab = this.lab;
-    hub.emit("lab"); hub.emit("problem", hub.t(this.lab.problem || this.problem));
+    hub.emit("lab"); hub.emit("problem", hub.t(...[this.lab.problem || this.problem].flat()));
     const look = this.model.get("look"); // where the kernel points: once what happened up to there has come
     if (look.number !== hub.looked && !(look.index > this.fold.length)) hub.point(look);
   }
