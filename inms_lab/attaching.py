@@ -52,8 +52,10 @@ def attach(
 
 def outdated(agent: Agent) -> list[Record]:
     """See `Agent.outdated`."""
-    held = {s.source for s in agent.lab.engine.ledger.sequences[agent.seq_id].segments}
-    olds = ((g, old) for g in agent.lab.groups.values() for old in g.superseded.values())
+    with agent.lab.engine.cache.lock:
+        held = {s.source for s in agent.lab.engine.ledger.sequences[agent.seq_id].segments}
+    groups = list(agent.lab.groups.values())
+    olds = ((g, old) for g in groups for old in list(g.superseded.values()))
     return [o for g, o in olds if o.seq_id in held and g.newest(o).tokens != o.tokens]
 
 

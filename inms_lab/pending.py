@@ -1,15 +1,42 @@
-"""A request on its way, as a notebook or a program holds it."""
+"""A request on its way: how it is sent from any thread, and what the asker holds of it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from inms_lab.commands import check_request
+from inms_lab.errors import AgentClosed
+from inms_lab.request import Request
 
 if TYPE_CHECKING:
     from inms_lab.driver import Driver
 
 T = TypeVar("T")
+
+
+def send(driver: Driver, request: Request) -> Request:
+    """A request enters at the next step boundary. Another thread does not wait for the step in
+    flight: what is wrong with the request raises at once, and if its holder ends meanwhile, the
+    request is answered with `AgentClosed`."""
+    engine = driver.engine
+    seq = engine.ledger.sequences[request.seq_id]
+    if driver.is_inside or not seq.is_live:
+        return driver.call(lambda: engine.submit(request))
+    check_request(request, engine.model.vocab_size)
+    request.asked_at = time.perf_counter()
+
+    def arrive() -> None:
+        if seq.is_live:
+            engine.desk.ask(request)
+        elif request.future.set_running_or_notify_cancel():
+            request.future.set_exception(AgentClosed(f"{seq.name} is {seq.state}"))
+        driver.awake.set()
+
+    driver.post(arrive)
+    return request
 
 
 class Pending(Generic[T]):
@@ -35,6 +62,16 @@ class Pending(Generic[T]):
         """Drive the lab until the answer is there; for code without `await`."""
         self.driver.drive_sync(self.future, timeout)
         return self._value  # type: ignore[no-any-return]
+
+    def tell(self, heard: Callable[[T | None, BaseException | None], None]) -> None:
+        """`heard(answer, None)` or `heard(None, error)` when the answer is there, on the thread
+        that gives it: nothing is driven."""
+
+        def told(future: Future[Any]) -> None:
+            error = CancelledError() if future.cancelled() else future.exception()
+            heard(None, error) if error is not None else heard(self._value, None)
+
+        self.future.add_done_callback(told)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "on its way: await it, or call .result()"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from threading import Lock
 from typing import Any
 
 from inms_lab.errors import BadInput
@@ -12,6 +13,7 @@ from inms_lab.model.chat import ChatFormat
 ROLES = ("system", "user", "assistant", "tool")
 MARK = "\x00"  # stands for the text of a turn
 BROKEN = "\ufffd"  # what a decoder gives for a character that is not complete yet
+_ENCODING = Lock()  # a tokenizer keeps in itself whether this call takes control tokens for text
 
 
 class Text:
@@ -76,6 +78,8 @@ class Text:
     def _ids(self, text: str, plain: bool = False) -> list[int]:
         if self.tokenizer is None:
             raise BadInput("this model came without a tokenizer: pass token ids instead of text")
+        if not text:
+            return []
         options = {"split_special_tokens": True} if plain else {}
-        ids = self.tokenizer(text, add_special_tokens=False, **options)["input_ids"] if text else []
-        return list(ids)
+        with _ENCODING:
+            return list(self.tokenizer(text, add_special_tokens=False, **options)["input_ids"])

@@ -146,3 +146,22 @@ def test_a_shared_prefix_that_nobody_encoded_is_taken_as_private_text() -> None:
     sealed, _ = memory.blocks.register_sequence("c", label.group("t"), record, "prompt")
     with pytest.raises(SealedTier):
         memory.fill(sealed)
+
+
+def test_a_place_ends_where_its_segment_ends() -> None:
+    """A sealed text that ends within a block, and own text behind it: each has places of its own,
+    and the other call's slots are never part of one."""
+    memory = Memory()
+    parts = [Part(SYSTEM, "global"), Part([7, 8, 9])]  # nobody encoded the first: it is private
+    seq_id, mounted = memory.blocks.register_sequence("a", READER, parts)
+    assert mounted == 0
+    places: list[Place] = []
+
+    def put(place: Place) -> None:
+        places.append(place)
+        memory.put(seq_id, place)
+
+    while memory.blocks.write_block(seq_id, put).num_tokens:
+        pass
+    assert [place.num_tokens for place in places] == [4, 4, 2, 3]
+    assert memory.is_right(seq_id)
