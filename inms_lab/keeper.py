@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from inms_lab.agent import Agent
-from inms_lab.errors import AgentClosed, BadInput, LabClosed
+from inms_lab.errors import AgentClosed, BadInput, LabClosed, LabReadOnly
 from inms_lab.leases import LIVE, OVERDUE, Lease, Leases, Row
 from inms_lab.shell import shell
 
@@ -67,7 +67,7 @@ class Keeper:
             if self.leases.release(lease.holder, lease.epoch, cause):
                 self._end(lease, verb, cause)
 
-        with suppress(LabClosed):  # then everybody has ended
+        with suppress(LabClosed, LabReadOnly):  # then everybody has ended, or nobody can
             self.lab.driver.call(act)
 
     def notice(self) -> None:
@@ -111,6 +111,7 @@ class Keeper:
         if self.service is not None:
             self.notice()
         self._forget()
+        ends = ends and self.lab.violation is None  # else nobody ends any more
         ended = []
         for lease, cause in self.leases.due() if ends else self._mark():
             try:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from inms_lab.errors import BadInput, InmsError, LabClosed, LabUnreachable
+from inms_lab.errors import BadInput, InmsError, LabClosed, LabUnreachable, MessageRefused
 from inms_lab.output import Output
 from inms_lab.remote import wire
 from inms_lab.remote.line import Line
@@ -56,10 +56,12 @@ class Client:
         self._line = line
         try:
             interval = line.ask("hello", timeout, version=wire.VERSION, token=token)
+            if not (isinstance(interval, float) and interval > 0):
+                raise MessageRefused("what answers at this address is no lab")
         except BaseException:
             line.end(LabUnreachable("this client was never let in"))
             raise
-        line.greeted(float(interval))
+        line.greeted(interval)
         atexit.unregister(_goodbye)
         atexit.register(_goodbye)  # once
         _CLIENTS.add(self)

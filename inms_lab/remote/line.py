@@ -22,6 +22,7 @@ from inms_lab.leases import BEATS
 from inms_lab.remote import wire
 
 PIECE = 1 << 16  # bytes read at once
+PATIENCE = 2 * BEATS  # heartbeat intervals without an answer, then the lab is given up
 
 _LINES: list[weakref.ref[Line]] = []
 
@@ -137,7 +138,7 @@ class Line:
     # its own thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        why = LabUnreachable("the lab's process is gone, or has closed this connection")
+        why: InmsError = LabUnreachable("the lab's process is gone, or has closed this connection")
         try:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._woken, selectors.EVENT_READ)
@@ -153,10 +154,10 @@ class Line:
                         elif events & selectors.EVENT_WRITE:
                             self._send()
                     self._beat()
+        except InmsError as error:
+            why = error
         except OSError:
             pass  # the connection broke
-        except InmsError as error:
-            why = error  # type: ignore[assignment]
         finally:
             self._fail(wire.told(why))
             for sock in (self._sock, self._wake, self._woken):
@@ -197,7 +198,7 @@ class Line:
         if not self._interval or now < self._beat_at:
             return
         silence = now - self._unheard
-        if self._unheard and silence >= BEATS * self._interval:
+        if self._unheard and silence >= PATIENCE * self._interval:
             raise LabUnreachable(f"the lab's process has not answered for {silence:.1f} s")
         self._beat_at, self._unheard = now + self._interval, self._unheard or now
         with self._lock:

@@ -165,7 +165,7 @@ class Service:
             )
         if not hmac.compare_digest(message["token"].encode(), self._token.encode()):
             raise MessageRefused("the token is not this lab's: take the whole `service.address`")
-        self._write(writer, {"id": message["id"], "ok": self.lab.keeper.interval})
+        self._write(writer, {"id": message["id"], "ok": float(self.lab.keeper.interval)})
 
     async def _turn(
         self, session: Session, reader: asyncio.StreamReader, writer: asyncio.StreamWriter

@@ -22,6 +22,7 @@ from inms_lab.errors import (
     UnknownGroup,
 )
 from inms_lab.leases import Lease
+from inms_lab.lifecycle import LIVE
 from inms_lab.output import Output
 from inms_lab.pending import Pending
 from inms_lab.remote import wire
@@ -154,9 +155,10 @@ class Session:
         return [agent.seq_id, lease.epoch]
 
     def _room(self) -> None:
-        for seq_id, (agent, _) in list(self.agents.items()):
-            if agent.state == "reclaimed":
-                self._drop(seq_id)
+        if len(self.agents) >= wire.MAX_AGENTS:  # those that the lab has ended need no room
+            for seq_id, (agent, _) in list(self.agents.items()):
+                if agent.state not in LIVE:
+                    self._drop(seq_id)
         if len(self.agents) >= wire.MAX_AGENTS:
             raise BadInput(f"a client has {wire.MAX_AGENTS} agents at most: close some")
 
@@ -229,7 +231,7 @@ def stop(lab: Lab, seq_id: int, error: Exception | None) -> None:
     thread only). The agent stays."""
     engine = lab.engine
     seq = engine.ledger.sequences[seq_id]
-    if seq.is_asked:
+    if seq.is_asked and lab.violation is None:
         where = (engine.ledger, engine.log, engine.policy)
         engine.cache.commit(entry(*where, Request(seq_id, "stop"), engine.context, engine.terms))
     engine.desk.drop(seq_id, error or InmsError("its client is gone"))
