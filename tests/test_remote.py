@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -10,6 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,7 +37,9 @@ from inms_lab.errors import (
 from inms_lab.events import Commanded
 from inms_lab.lab import Lab
 from inms_lab.leases import BEATS
+from inms_lessons.small_labs import word_lab
 
+README = Path(__file__).resolve().parents[1] / "README.md"
 LEASE = BEATS * BEAT  # seconds
 SLACK = 3.0  # seconds that a busy machine may take for what is due now
 START = 0.3  # seconds from the start of Python to a connected agent
@@ -529,3 +535,22 @@ def test_a_program_with_a_lab_that_serves_ends_by_itself() -> None:
     assert (done.returncode, done.stderr) == (0, "")
     path = done.stdout.strip().removeprefix("unix:").rpartition("#")[0]
     assert not os.path.exists(path)
+
+
+def test_the_readme_s_example_runs() -> None:
+    """Its two blocks, in two processes: a lab in which each word is a token, and a client."""
+    section = README.read_text("utf-8").split("## Agents that die")[1].split("\n## ")[0]
+    here, there = re.findall(r"```python\n(.*?)```", section, re.S)
+    with word_lab(heartbeat_interval=BEAT) as lab:
+        author = lab.agent("author", groups=[lab.group("checkout").name])
+        lab.group("checkout").publish("The orders listen on port 6543.", by=author)
+        names: dict[str, Any] = {"lab": lab}
+        with redirect_stdout(StringIO()) as told:
+            exec(here, names)
+        assert "guide" in told.getvalue()
+        assert re.search(r"scout +1 .* ended \(its block was left\)", told.getvalue())
+        args = [sys.executable, "-c", f"address = {names['address']!r}\n{there}"]
+        done = subprocess.run(args, capture_output=True, text=True, timeout=20)
+        assert done.stderr == ""
+        assert done.stdout.endswith(" ready\n")
+        assert lab.agents["tester"].state == "reclaimed"
