@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from inms_lab.bench.options import numbers
 from inms_lab.errors import BadInput
-from inms_lab.sizes import parse_tokens
 
 if TYPE_CHECKING:
     from inms_lab.model.runner import Runner
@@ -122,7 +122,7 @@ def growth(
 
         at_least(1, own=own)
         at_least(0, shared=shared)
-        sizes = _numbers("agents", agents), _numbers("contexts", contexts)
+        sizes = numbers("agents", agents), numbers("contexts", contexts)
         at_least(own + room_for(STEPS), contexts=min(sizes[1]))
         work = Work(shared, own, 8, seed=seed)
         return measure(_runner(model, compile), work, *sizes, repeat)
@@ -148,7 +148,7 @@ def crossover(
         from inms_lab.bench.crossover import measure
 
         at_least(1, own=own)
-        lengths, counts = _numbers("shared", shared), _numbers("agents", agents)
+        lengths, counts = numbers("shared", shared), numbers("agents", agents)
         work = Work(lengths[-1], own, counts[-1], seed=seed)
         return measure(_runner(model, compile), work, lengths, counts, repeat)
 
@@ -176,7 +176,7 @@ def gap(
 
         at_least(1, own=own, agents=agents, read=read)
         at_least(0, shared=shared)
-        work, sizes = Work(shared, own, agents, seed=seed), _numbers("budgets", budgets)
+        work, sizes = Work(shared, own, agents, seed=seed), numbers("budgets", budgets)
         return measure(_runner(model, compile), work, read, sizes, repeat)
 
     show("gap", measured, (as_json, seed, repeat))
@@ -201,18 +201,27 @@ def placement(
     show("placement", measured, (as_json, seed, repeat))
 
 
+@app.command()
+def fragmentation(
+    apart: Annotated[bool, typer.Option(help="a tenant's regions need not lie together")] = False,
+    order: Annotated[str, typer.Option(help="free blocks: queue or lowest")] = "queue",
+    operations: Annotated[int, typer.Option(help="of the churn")] = 2000,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 9,
+) -> None:
+    """Which of three pool policies runs out of memory with memory free; what isolation costs."""
+    from inms_lab.bench.fragmentation import measure
+    from inms_lab.churn import Churn
+
+    churn = Churn(operations=operations, together=not apart)
+    show("fragmentation", lambda: measure(churn, seed, repeat, order), (as_json, seed, repeat))
+
+
 def _runner(model: str, compile: bool, device: str | None = None) -> Runner:
     from inms_lab.model import load
 
     return load(model, compile=compile, device=device)
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    """`1,2,4k` as whole numbers; `name` is the option's."""
-    try:
-        return [parse_tokens(part) for part in text.split(",")]
-    except BadInput:
-        raise BadInput(f"--{name} {text!r} is no list of numbers: write for example 1,2k") from None
 
 
 def at_least(least: int, **options: int) -> None:
