@@ -303,6 +303,13 @@ def test_a_small_positive_limit_never_means_off() -> None:
         assert getattr(Config(**{name: 1}), name) == 1
 
 
+@pytest.mark.parametrize("arguments", [{"pool_bytes": 0}, {"block_size": 0}, {"token_budget": 0}])
+def test_a_labs_own_sizes_of_nothing_are_refused(arguments: dict[str, int]) -> None:
+    """0 is not "as if nothing was said"."""
+    with pytest.raises(BadInput):
+        Lab(DryModel(64, 256, 1024), gate=None, **arguments)
+
+
 @pytest.mark.parametrize("name", ["global_bytes", "group_bytes", "private_bytes"])
 @pytest.mark.parametrize("budget", [0, 1, 16 * 45 * 1024 - 1])
 def test_bytes_for_less_than_a_block_are_refused_and_more_is_rounded_down(
