@@ -6,30 +6,31 @@ options `--json`, `--seed` and `--repeat` are everybody's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from inms_lab.bench.options import numbers
-from inms_lab.errors import BadInput
+from inms_lab.bench_options import (
+    DEFAULT,
+    Agents,
+    AsJson,
+    Compiled,
+    Model,
+    Own,
+    Quick,
+    Repeat,
+    Seed,
+    Shared,
+    at_least,
+    show,
+)
 
 if TYPE_CHECKING:
     from inms_lab.model.runner import Runner
 
 app = typer.Typer(help="Measure this machine: one command a question.", no_args_is_help=True)
-
-AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-Seed = Annotated[int, typer.Option(help="of whatever is drawn")]
-Repeat = Annotated[int, typer.Option(help="measure so many times; the median counts")]
-Model = Annotated[str, typer.Option(help="name, folder or hub id")]
-Compiled = Annotated[bool, typer.Option("--compile/--no-compile", help="use compiled kernels")]
-Shared = Annotated[int, typer.Option(help="tokens that all contexts begin with")]
-Own = Annotated[int, typer.Option(help="tokens of each agent's own")]
-Agents = Annotated[int, typer.Option(help="number of agents")]
-Quick = Annotated[bool, typer.Option(help="draw the contexts' KV at random, do not compute it")]
-DEFAULT = "smollm2-135m"
 
 
 @app.command()
@@ -222,24 +223,3 @@ def _runner(model: str, compile: bool, device: str | None = None) -> Runner:
     from inms_lab.model import load
 
     return load(model, compile=compile, device=device)
-
-
-def at_least(least: int, **options: int) -> None:
-    """Refuse an option's number that is too small; before a model is loaded for nothing."""
-    for name, value in options.items():
-        if value < least:
-            raise BadInput(f"--{name} {value} is too small: give at least {least}")
-
-
-def show(name: str, measured: Callable[[], dict[str, Any]], options: tuple[bool, int, int]) -> None:
-    """Measure, then print the result behind its header."""
-    from inms_lab.bench.header import Others, header, print_result
-
-    as_json, seed, repeat = options
-    if repeat < 1:
-        raise BadInput(f"--repeat {repeat}: a measurement is repeated at least once")
-    if not 0 <= seed < 1 << 63:
-        raise BadInput(f"--seed {seed} is none: give a number from 0 to {(1 << 63) - 1}")
-    others, found = Others(), measured()
-    result = header(name, seed, repeat) | {"others_cores": others.cores()} | found
-    print_result(result, as_json)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inms_lab import bench_command
+from inms_lab import bench_many_command, bench_options
 from inms_lab.calibrate_command import calibrate
 from inms_lab.diagnose_command import diagnose
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
@@ -206,19 +206,19 @@ def labs(
     print(listed(find_labs()) if student is None else for_students(find_labs(), student))
 
 
-@bench_command.app.command("view")
+@bench_many_command.app.command("view")
 def bench_view(
     tokens: Annotated[int, typer.Option(help="tokens that each agent writes")] = 1000,
-    as_json: bench_command.AsJson = False,
-    seed: bench_command.Seed = 0,
-    repeat: bench_command.Repeat = 5,
+    as_json: bench_options.AsJson = False,
+    seed: bench_options.Seed = 0,
+    repeat: bench_options.Repeat = 5,
 ) -> None:
     """What the log and a live view cost a run, without weights and without a browser."""
     from inms_lab.bench.view import measure
     from inms_widgets import View
 
-    bench_command.at_least(1, tokens=tokens)
-    bench_command.show("view", lambda: measure(View, tokens, repeat), (as_json, seed, repeat))
+    bench_options.at_least(1, tokens=tokens)
+    bench_options.show("view", lambda: measure(View, tokens, repeat), (as_json, seed, repeat))
 
 
 app.command()(refs)
@@ -227,7 +227,7 @@ app.command()(fragments)
 app.command()(calibrate)
 app.command()(experiment)
 app.command()(replay)
-app.add_typer(bench_command.app, name="bench")
+app.add_typer(bench_many_command.app, name="bench")
 
 
 def main() -> None:

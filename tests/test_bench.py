@@ -21,7 +21,21 @@ from torch import nn
 from typer.testing import CliRunner
 
 from inms_lab.attention.batch import Batch, Span, TileRef
-from inms_lab.bench import contexts, crossover, decode, gap, growth, parts, placement, ttft, view
+from inms_lab.bench import (
+    contexts,
+    crossover,
+    decode,
+    gap,
+    growth,
+    intervals,
+    locks,
+    parts,
+    placement,
+    threads,
+    ttft,
+    view,
+)
+from inms_lab.bench.clock import Clock
 from inms_lab.bench.contexts import WARM_UP, Contexts, Steps, Work, cut, room_for
 from inms_lab.bench.header import Others
 from inms_lab.errors import BadInput
@@ -387,3 +401,65 @@ def test_texts_are_nobody_elses() -> None:
     texts = [work.text(kind, n, 8, 1000) for kind in ("own", "read") for n in (0, 1)]
     assert len({tuple(text) for text in texts}) == 4
     assert texts[0] == contexts.Work(9, 1, 5).text("own", 0, 8, 1000)
+
+
+# locks -------------------------------------------------------------------------------------------
+
+
+def test_locks_are_compared_over_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(locks, "ALONE", 0.01)
+    found = locks.measure(threads.Load(3, 32, 32, 0), [0, 1], 0.1, 2)
+    assert [row["layers"] for row in found["rows"]] == [0, 1]
+    for row in found["rows"]:
+        assert row["low"] <= row["fine_to_coarse"] <= row["high"]
+        for name in ("coarse profile", "fine profile"):
+            assert set(row[name]) == set(threads.PARTS)
+            assert sum(row[name].values()) == pytest.approx(1, abs=0.01)
+    assert [part["part"] for part in found["alone"]] == ["books", "hash", "copy", "forward"]
+    claim = found["claims"]["fine-locks"]
+    assert claim["measured"].startswith("fine against coarse lock, 3 agents: ")
+    assert claim["measured"].count("layers' products") == 2
+
+
+def test_agent_threads_end_with_nothing_held_and_hold_the_lock_as_they_say() -> None:
+    for coarse in (False, True):
+        agents = threads.Agents(threads.Load(3, 32, 32, 0), coarse)
+        assert agents.run(0.1) > 0
+        agents.cache.check()
+        assert agents.cache.ledger.pools["private"].num_held == 0
+        slots = agents.cache.store.regions["global"][:, :, :, :32]
+        both = torch.cat((agents.kv, agents.kv), dim=3)
+        assert torch.equal(slots, both), "the prompt's KV is what was put there"
+
+
+def test_the_clock_counts_a_part_within_another_once() -> None:
+    clock = Clock(("outer", "inner"))
+    with clock.part("outer"), clock.part("inner"):
+        time.sleep(0.02)
+    assert clock.seconds["inner"] > 0.015
+    assert clock.seconds["outer"] < 0.01
+    assert clock.shares()["inner"] > 0.6
+
+
+def test_a_ratio_of_pairs_has_its_interval() -> None:
+    mean, low, high = intervals.ratio_of([2, 4, 8], [1, 2, 4])
+    assert (mean, low, high) == pytest.approx((2, 2, 2))
+    mean, low, high = intervals.ratio_of([1.1, 1.3], [1, 1])
+    assert mean == pytest.approx((1.1 * 1.3) ** 0.5)
+    assert low < 1 < high
+    for freedom, wanted in ((1, 12.706), (2, 4.303), (9, 2.262), (30, 2.042)):
+        assert intervals.t_95(freedom) == pytest.approx(wanted, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.1, 1.4, "holds"), (0.9, 1.4, "does not hold"), (1.1, 1.2, "does not hold")],
+)
+def test_the_claim_needs_its_size_and_more_than_chance(
+    low: float, high: float, verdict: str
+) -> None:
+    rows = [
+        {"layers": 0, "fine_to_coarse": 2.0, "low": 1.9, "high": 2.1},
+        {"layers": 30, "fine_to_coarse": 1.15, "low": low, "high": high},
+    ]
+    assert locks.claimed(rows, threads.Load())["verdict"] == verdict
