@@ -16,7 +16,7 @@ from inms_lab import attaching, label
 from inms_lab.errors import BadInput, SealedTier
 from inms_lab.output import Output
 from inms_lab.pending import Pending
-from inms_lab.policy import GROUP, PRIVATE
+from inms_lab.policy import DEFAULT, GROUP, PRIVATE
 from inms_lab.records import Record
 from inms_lab.request import Request
 from inms_lab.sample import Sampling
@@ -37,8 +37,11 @@ def check_name(name: object) -> str:
 class Agent:
     """One principal's context. Made by `team.agents(...)` or `lab.agent(...)`."""
 
-    def __init__(self, lab: Lab, name: str, seq_id: int, groups: tuple[str, ...]) -> None:
+    def __init__(
+        self, lab: Lab, name: str, seq_id: int, groups: tuple[str, ...], tenant: str = DEFAULT
+    ) -> None:
         self.lab, self.name, self.seq_id, self.groups = lab, name, seq_id, groups
+        self.tenant = tenant
         self.title = name  # forks of one principal are numbered
         self.error: BaseException | None = None  # what ended its program, if something did
         self.outputs: list[Output] = []
@@ -55,7 +58,8 @@ class Agent:
     @property
     def tokens(self) -> list[int]:
         """The token ids of its whole context."""
-        return list(self.lab.engine.ledger.sequences[self.seq_id].tokens())
+        with self.lab.engine.cache.lock:  # between two events, on whatever thread
+            return list(self.lab.engine.ledger.sequences[self.seq_id].tokens())
 
     @property
     def text(self) -> str:
@@ -211,7 +215,7 @@ class Agent:
         """Another sequence of the same principal with the same context; no block is copied yet."""
 
         def child(seq_id: int) -> Agent:
-            other = Agent(self.lab, self.name, seq_id, self.groups)
+            other = Agent(self.lab, self.name, seq_id, self.groups, self.tenant)
             other.turn.ended = self.turn.ended
             return self.lab.adopt(other)
 
@@ -230,8 +234,9 @@ class Agent:
 
     def ask(self, request: Request, then: Callable | None = None) -> Pending:  # type: ignore[type-arg]
         """Submit a request; the pending gives its answer, or what `then` makes of it."""
+        pending = Pending(self.lab.driver, request.future, then)  # first: `then` runs on its thread
         self.lab.submit(request)
-        return Pending(self.lab.driver, request.future, then)
+        return pending
 
 
 async def _await(pending: Pending[Output]) -> Output:

@@ -77,8 +77,9 @@ class CopyLine:
             self.num_waited += 1
             self.longest = max(self.longest, self._step - since)
 
-    def report(self, budget: int, name: Callable[[int], str]) -> Copies:
-        """As values to read; a wait that is not over counts up to now."""
+    def report(self, budget: int, name: Callable[[int], str | None]) -> Copies:
+        """As values to read; a wait that is not over counts up to now. `name` gives None for who
+        does not wait any longer."""
         now = max((self._step - since for since in self.line.values()), default=0)
         numbers = (self.peak, self.num_copied, self.num_waited, max(self.longest, now))
-        return Copies(budget, *numbers, tuple(map(name, self.line)))
+        return Copies(budget, *numbers, tuple(filter(None, map(name, self.line))))

@@ -13,6 +13,7 @@ from typing import Any
 
 from inms_lab.checks import NO, NOT_ASKED, NOT_NEEDED, YES, CheckResult, Dropped, result
 from inms_lab.checks import source_of as source_of  # beside what it explains
+from inms_lab.copies import STORM
 from inms_lab.errors import BadInput
 from inms_lab.events import EVENT_TYPES, Allocated, Copied, Event, Evicted, Shared
 from inms_lab.explain_reuse import fails_at, passed, settled
@@ -155,7 +156,7 @@ class Explainer:
 
     def _asked(self, seq: Sequence, part: Decision) -> tuple[CheckResult, ...]:
         """Checks 1 to 6."""
-        if part.outcome == "copied":
+        if part.outcome == "copied" or part.reason == STORM:
             own = [result(n, NOT_NEEDED, 0, "it is the holder's own block") for n in range(1, 7)]
             segment = seq.segments[part.segment]
             own[3] = result(4, YES, 0, f"{seq.kind}s may write {segment.tier} text")
@@ -224,7 +225,7 @@ def _room(
     if part.outcome == "no room":
         return result(7, NO, part.num_blocks, part.reason)
     if part.outcome in ("deferred", "refused"):
-        return result(7, NOT_ASKED)
+        return result(7, NO, 0, STORM) if part.reason == STORM else result(7, NOT_ASKED)
     gone = (e.blocks for e in events if isinstance(e, Evicted) and e.pool_id == pool_id)
     count = len({block for victims in gone for block in victims} & {*blocks})
     return result(7, YES, len(blocks), f"{len(blocks)} blocks, {count} by eviction")

@@ -55,7 +55,12 @@ def plan_preempt(
     `busy` in this step. Nobody is left with fewer than `floor` blocks, and who has fewer may take
     from any that has more. Tokens are kept and computed again when needed.
     """
-    force = force or (floor > 0 and _held(books.sequences[seq_id], pool_id) < floor)
+
+    def above(seq: Sequence) -> int:
+        """Blocks that it has above its floor; a fork has none of its own."""
+        return _held(seq, pool_id) - (floor if seq.parent_id < 0 else 0)
+
+    force = force or (floor > 0 and above(books.sequences[seq_id]) < 0)
     victims = [
         seq
         for seq in books.holders()
@@ -64,12 +69,13 @@ def plan_preempt(
         and seq.seq_id != seq_id
         and seq.seq_id not in busy
         and (force or not seq.has_work or seq.seq_id > seq_id)
-        and _held(seq, pool_id) > floor
+        and above(seq) > 0
     ]
     if not victims:
         return None
     victim = max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))
-    return Plan(at, freed(victim, _behind(victim, pool_id, floor), "preempted"))
+    keep = _behind(victim, pool_id, _held(victim, pool_id) - above(victim))
+    return Plan(at, freed(victim, keep, "preempted"))
 
 
 def _own(seq: Sequence, pool_id: str) -> Iterator[Segment]:

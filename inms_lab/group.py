@@ -12,11 +12,13 @@ from inms_lab.agent import Agent
 from inms_lab.errors import AgentClosed, BadInput, NotAMember, RecordSuperseded, StepInterrupted
 from inms_lab.importing import take
 from inms_lab.lifecycle import LIVE
+from inms_lab.pending import Pending
+from inms_lab.policy import DEFAULT
 from inms_lab.records import Record, is_stale, publish
 from inms_lab.request import Request
 
 if TYPE_CHECKING:
-    from inms_lab.lab import Lab
+    from inms_lab.tenants import Tenant
 
 BEHIND = ("records", "prompt")
 
@@ -24,8 +26,8 @@ BEHIND = ("records", "prompt")
 class Group:
     """Made by `lab.group(name)`. `records`: those that hold, in the order of publishing."""
 
-    def __init__(self, lab: Lab, name: str) -> None:
-        self.lab, self.name = lab, name
+    def __init__(self, tenant: Tenant, name: str) -> None:
+        self.lab, self.tenant, self.name = tenant.lab, tenant, name
         self.records: list[Record] = []
         self.newer: dict[int, Record] = {}  # superseded record's holder -> what replaced it
         self.superseded: dict[int, Record] = {}  # by holder: what held once
@@ -36,7 +38,8 @@ class Group:
 
     def agents(self, *names: str) -> list[Agent]:
         """New agents that may read this group's records."""
-        return [self.lab.agent(name, groups=(self.name,)) for name in names]
+        own = self.name if self.tenant.name == DEFAULT else self.name.partition("/")[2]
+        return [self.tenant.agent(name, groups=(own,)) for name in names]
 
     def publish(
         self,
@@ -56,6 +59,24 @@ class Group:
         was encoded behind it is encoded again before anybody attaches it. Published output keeps
         its token ids. Raises `NotAMember`, `AgentClosed`, `RecordSuperseded`, `TextTooLarge`.
         """
+        record, done = self.publishing(text, by=by, role=role, behind=behind, replaces=replaces)
+        if not self.lab.driver.is_inside:
+            done.result()
+        else:
+            done.future.add_done_callback(self._unheard)
+        return record
+
+    def publishing(
+        self,
+        text: str | Sequence[int],
+        *,
+        by: Agent,
+        role: str | None = "user",
+        behind: str = "records",
+        replaces: Record | None = None,
+    ) -> tuple[Record, Pending[Any]]:
+        """`publish` for who does not want to wait: the record, and what is answered when its text
+        has its KV."""
         self._admit(by, "publish there")
         if behind not in BEHIND:
             raise BadInput(f"a record is encoded behind 'records' or 'prompt', not {behind!r}")
@@ -64,11 +85,7 @@ class Group:
         record, last = self.lab.driver.call(
             lambda: self._publish(tokens, by.name, chained, replaces)
         )
-        if not self.lab.driver.is_inside:
-            self.lab.driver.drive_sync(last.future)
-        else:
-            last.future.add_done_callback(self._unheard)
-        return record
+        return record, Pending(self.lab.driver, last.future)
 
     def _publish(
         self,
@@ -86,7 +103,8 @@ class Group:
         version = 1 if old is None else old.version + 1
         draft = Record(name, by, tokens, -1, -1, self.name, version, chained)
         engine, earlier = self.lab.engine, self.records[:at]
-        record, last = publish(engine, self.lab.submit, draft, self.lab.prompts, earlier, old)
+        where = (self.tenant.prompts, earlier, old, self.tenant.name)
+        record, last = publish(engine, self.lab.submit, draft, *where)
         self.records[at : at + (old is not None)] = [record]
         if old is None:
             self._count += 1
@@ -130,12 +148,19 @@ class Group:
         return self.lab.driver.call(lambda: self._take(found, by.name))
 
     def _take(self, found: parcel.Parcel, by: str) -> Record:
-        name = f"{self.name}/{self._count + 1}"
-        draft = Record(name, by, found.tokens, -1, -1, self.name)
-        record = take(self.lab.engine, found, draft, self.lab.prompts, self.records)
-        self.records.append(record)
-        self._count += 1
+        draft = self.draft(found.tokens, by)
+        record = take(self.lab.engine, found, draft, self.tenant.prompts, self.records)
+        self.add([record])
         return record
+
+    def draft(self, tokens: tuple[int, ...], by: str, ahead: int = 0) -> Record:
+        """A record to be: the next one, or with `ahead` others before it."""
+        return Record(f"{self.name}/{self._count + 1 + ahead}", by, tokens, -1, -1, self.name)
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Records that came from a file hold from now on."""
+        self.records += records
+        self._count += len(records)
 
     def _admit(self, by: Agent, what: str) -> None:
         """Raises unless `by` is a member of this lab's group and lives."""
@@ -194,6 +219,8 @@ class Group:
         """A new record that could not be encoded is nobody's to attach. The text that it was to
         replace holds again, as a later version; if that cannot be encoded either, it is there
         without KV, and whoever attaches it computes it."""
+        if self.lab.violation is not None:
+            return
         if record in self.records and not self.lab.closed:
             if old is None:
                 self.records.remove(record)

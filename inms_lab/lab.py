@@ -9,26 +9,29 @@ results = await lab.run({architect: plan_it, backend: build_it})
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from inms_lab import opening, reload, usage
-from inms_lab.agent import Agent, check_name
+from inms_lab.agent import Agent
 from inms_lab.config import Config
+from inms_lab.copies import Copies
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
-from inms_lab.errors import BadInput, UnknownGroup
 from inms_lab.gate import DEFAULT, Gate
 from inms_lab.group import Group
-from inms_lab.label import group, join, private
+from inms_lab.keeper import Keeper
 from inms_lab.model.forward import Forward
+from inms_lab.pending import send
 from inms_lab.pieces import piece_of
+from inms_lab.policy import DEFAULT as DEFAULT_TENANT
 from inms_lab.policy import Policy, by_name
-from inms_lab.preload import preload
 from inms_lab.programs import Program, Programs, Results
 from inms_lab.records import Prompt
 from inms_lab.request import Request
+from inms_lab.tenants import Tenant, tenant
 from inms_lab.text import Text
 from inms_lab.upkeep import Upkeep
 
@@ -44,6 +47,7 @@ class Lab(Upkeep):
     `compile`: kernels compiled for this machine (once), results within 2e-4.
     `gate`: bounds for text that is used at another place than it was encoded at; None: never.
     `journal`: a file that the log is written through to (`keep_journal`).
+    `clock`: the seconds by which leases are judged.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Lab(Upkeep):
         gate: Gate | None = DEFAULT,
         config: Config | None = None,
         journal: str | Path | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
         self.closed = True  # until it is built: what fails half-way needs no closing
@@ -81,13 +86,14 @@ class Lab(Upkeep):
         self.engine.log.piece = piece_of(self.model.tokenizer)
         name = model if isinstance(model, (str, Path)) else getattr(model, "name", model.digest)
         self.engine.log.about["model"] = Path(name).name  # a path is nobody's business
-        self.engine.open_pools((), store.bytes_per_token)
-        self.prompts: list[Prompt] = []
-        self.groups: dict[str, Group] = {}
+        self.home = Tenant(self, DEFAULT_TENANT)
+        self.tenants = {DEFAULT_TENANT: self.home}
+        self.groups: dict[str, Group] = {}  # of all tenants
         self.agents, self.forks = dict[str, Agent](), list[Agent]()
         self.driver = Driver(self.engine)
         self.controls = self.driver.controls
         self.programs = Programs(self.driver)
+        self.keeper = Keeper(self, clock)
         self.closed = False
         if self.policy.off:
             print(f"LESSON: checks switched off: {', '.join(sorted(self.policy.off))}")
@@ -101,46 +107,33 @@ class Lab(Upkeep):
 
         Every agent made afterwards starts with them.
         """
-        self._open()
-        preload(self, system, tools, progress)
+        self.home.preload(system, tools=tools, progress=progress)
 
     def group(self, name: str) -> Group:
         """The group called `name`, made if it is new."""
-        if check_name(name) not in self.groups:
-            self._open()
-            self.driver.call(lambda: self._make_group(name))
-        return self.groups[name]
-
-    def _make_group(self, name: str) -> None:
-        if name not in self.groups:
-            per_token = self.engine.cache.store.bytes_per_token
-            self.engine.open_pools((*self.groups, name), per_token)
-            self.groups[name] = Group(self, name)
+        return self.home.group(name)
 
     def agent(self, name: str, *, groups: Sequence[str] = ()) -> Agent:
         """A new agent that may read these groups' records; it starts with the global tier."""
-        self._open()
-        check_name(name)
-        if isinstance(groups, str):
-            raise BadInput(f"groups is a list of names: groups=[{groups!r}]")
-        for team in groups:
-            if team not in self.groups:
-                raise UnknownGroup(f"there is no group {team!r}: make it with lab.group({team!r})")
-        return self.driver.call(lambda: self._make_agent(name, tuple(groups)))
+        return self.home.agent(name, groups=groups)
 
-    def _make_agent(self, name: str, groups: tuple[str, ...]) -> Agent:
-        same = (known for known in (*self.agents.values(), *self.forks) if known.name == name)
-        if any(known.state != "reclaimed" for known in same):
-            raise BadInput(
-                f"an agent called {name!r} exists, or a fork of it: close it, or run the cells "
-                "from `Lab(...)` on"
-            )
-        clearance = join(private(name), *map(group, groups))
-        seq_id = self.engine.register("agent", name, clearance)
-        self.agents[name] = made = Agent(self, name, seq_id, groups)
-        for prompt in self.prompts:
-            self.submit(prompt.request(seq_id))
-        return made
+    def tenant(self, name: str, **settings: Any) -> Tenant:
+        """The tenant called `name`, made if it is new: with a prompt, groups, agents, pools and
+        budgets of its own. `settings`: its quotas (`private_bytes`, `group_bytes`, `global_bytes`),
+        what each of its agents keeps for sure (`floor_bytes`), its budgets of a step
+        (`token_budget`, `prefill_budget`, `copy_budget`); the lab's where it names none."""
+        self._open()
+        return tenant(self, name, settings)
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """The sealed texts that its agents start with."""
+        return self.home.prompts
+
+    @property
+    def copies(self) -> Copies:
+        """What the copy-on-write budget did: blocks copied in a step, who waits, and how long."""
+        return self.home.copies
 
     def adopt(self, fork: Agent) -> Agent:
         """Remember a forked agent, and number it."""
@@ -151,7 +144,7 @@ class Lab(Upkeep):
     def submit(self, request: Request) -> Request:
         """Hand a request to the engine, from any thread; bad input raises here and now."""
         self._open()
-        return self.driver.call(lambda: self.engine.submit(request))
+        return send(self.driver, request)
 
     def start(self, programs: Mapping[Agent, Program]) -> None:
         """Start programs without running them: drive them with `step`, `run_to` or `run`."""

@@ -95,8 +95,9 @@ class Planner:
                 moved |= bool(outcome.events) and seq_id not in self.victims
                 chunks += budget.taken(outcome.chunk)
         desk = self.engine.desk
-        for seq_id in list(desk.running):  # a full hit, or a cut, may have left nothing to do
-            desk.computed(self.books.sequences[seq_id])
+        asked = (self.books.sequences[seq_id] for seq_id in list(desk.running))
+        for seq in (seq for seq in asked if seq.tenant == tenant):
+            desk.computed(seq)  # a full hit, or a cut, may have left nothing to do
         if stuck and not (chunks or moved):  # all wait, perhaps for it: it takes from anybody
             outcome = self._extend(share, stuck[0].seq_id, budget.left, set(), force=True)
             if isinstance(outcome, NoRoom):

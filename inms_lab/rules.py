@@ -101,6 +101,7 @@ def _in_table(books: Ledger, offset: int, length: int) -> None:
 def _is_placed(pool: Pool, seq: Sequence, e: Commanded, before: frozenset[str]) -> None:
     """Text of the holder's own: its pool and tier agree, its label joins its own and all before."""
     require(pool.spec.tier == e.tier, f"{e.pool_id} is not of tier {e.tier}")
+    require(pool.spec.tenant == seq.tenant, f"{e.pool_id} is another tenant's (check 3)")
     ceiling = frozenset(pool.spec.label)
     require("*" in ceiling or may_hold(e.label, ceiling), f"label too high for {e.pool_id}")
     own = private(seq.name) if e.tier == "private" else ceiling

@@ -93,6 +93,7 @@ def copied(books: Ledger, e: Copied) -> None:
         return
     _end_of(books, e)
     require(e.src in source.refs or e.src in source.cached, "the source holds nothing")
+    require(source.spec.tenant == seq.tenant, f"{e.src_pool} is another tenant's (check 3)")
     require(clears(seq, source.labels[e.src]), "the source's label (check 4)")
     require(may_write(seq, pool.spec.tier), f"no {seq.kind} may write to {e.pool_id}")
     require(not segment.is_fragment, "nobody writes into a fragment")

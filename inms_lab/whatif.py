@@ -72,13 +72,13 @@ def what_if(
         play.instead = (_text_of(log, books, made, part), tier)
     try:
         play.move(made.at)
-        answer = plan_extend(play.books, made.at, made.seq_id, made.budget)
+        answer = plan_extend(play.books, made.at, made.seq_id, made.budget, made.copies)
     except PlanInvalid as error:  # the text may not stand there at all
         if tier is None:
             raise
         unknown = tier.startswith(GROUP) and tier not in books.pools
         answer = Refused(made.seq_id, 4, "that group is not there yet" if unknown else str(error))
-    was = plan_extend(books, made.at, made.seq_id, made.budget)
+    was = plan_extend(books, made.at, made.seq_id, made.budget, made.copies)
     edit = _edit_before(log, made)
     real = _side(log, books, policy_of(log), made, was, edit)
     again = edit if play.exact and tier is None else ()
@@ -116,7 +116,7 @@ def parts_of(books: Ledger, decided: Decided) -> tuple[Decision, ...]:
     segments, seq.segments = seq.segments, []
     for number, segment in enumerate(segments):
         seq.segments.append(segment)
-        outcome = plan_extend(over, decided.at, decided.seq_id, decided.budget)
+        outcome = plan_extend(over, decided.at, decided.seq_id, decided.budget, decided.copies)
         if isinstance(outcome, Plan):
             computes = outcome.chunk is not None and not outcome.chunk.recompute
             continue

@@ -83,7 +83,7 @@ LAYERS: dict[str, set[str]] = {
             "usage",
             "lab",
             "reload",
-            *("upkeep", "waste", "keeper", "remote", "shelf", "tenants"),
+            *("upkeep", "waste", "keeper", "remote", "shelf", "shelving", "tenants", "planning"),
         ),  # what a notebook holds
     },
     "measures": {
@@ -93,7 +93,13 @@ LAYERS: dict[str, set[str]] = {
     "commands": {
         *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
         *("refs_command", "fragments_command", "calibrate_command", "experiment_command"),
-        *("replay_command", "bench_command", "diagnose_command"),
+        *(
+            "replay_command",
+            "bench_command",
+            "bench_many_command",
+            "bench_options",
+            "diagnose_command",
+        ),
         "__main__",
     },
     "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
