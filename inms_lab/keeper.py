@@ -37,6 +37,8 @@ class Keeper:
         self.names: dict[int, str] = {}  # titles of those who have a lease, or had one
         self.service: Service | None = None
         self._timer: TimerHandle | None = None
+        self._failed: set[int] = set()  # epochs whose end failed
+        self._serving = threading.Lock()
         self._seen = 0.0  # when somebody last looked, seconds of the real clock
 
     # any thread -----------------------------------------------------------------------------
@@ -83,10 +85,11 @@ class Keeper:
         from inms_lab.remote.service import Service
 
         self.lab.driver.refuse_inside("serve")
-        if self.service is None or self.service.closed:
-            self._seen = time.monotonic()
-            self.service = Service(self.lab, tcp)
-        return self.service
+        with self._serving:
+            if self.service is None or self.service.closed:
+                self._seen = time.monotonic()
+                self.service = Service(self.lab, tcp)
+            return self.service
 
     def close(self) -> None:
         """Stop serving; what clients still ask is answered with `LabClosed`."""
@@ -116,8 +119,10 @@ class Keeper:
         for lease, cause in self.leases.due() if ends else self._mark():
             try:
                 self._end(lease, "expire", cause)
-            except Exception as error:  # the next tick tries again; `assert_clean` tells
-                self.lab.engine.desk.hook_errors.append(error)
+            except Exception as error:  # the next tick tries again; `assert_clean` tells, once
+                if lease.epoch not in self._failed:
+                    self.lab.engine.desk.hook_errors.append(error)
+                self._failed.add(lease.epoch)
                 continue
             self.leases.release(lease.holder, lease.epoch, cause)
             ended.append(self._name(lease))

@@ -42,7 +42,22 @@ from inms_lessons.small_labs import word_lab
 README = Path(__file__).resolve().parents[1] / "README.md"
 LEASE = BEATS * BEAT  # seconds
 SLACK = 3.0  # seconds that a busy machine may take for what is due now
+WATCHDOG = 60  # seconds
 START = 0.3  # seconds from the start of Python to a connected agent
+
+
+@pytest.fixture(autouse=True)
+def hangs_never() -> Iterator[None]:
+    """What waits for ever fails."""
+
+    def fail(*_: object) -> None:
+        raise AssertionError(f"this test has hung for {WATCHDOG} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(WATCHDOG)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture
@@ -115,6 +130,14 @@ def test_pieces_of_text_come_while_it_writes(slow: Lab) -> None:
         assert [text for text, _ in pieces] == [str(token) for token in out.tokens]
         assert pieces[-1][1] - pieces[0][1] > 0.05, "they came all at once"
 
+        def fail(text: str) -> None:
+            raise KeyError(text)
+
+        with pytest.raises(KeyError):
+            me.write(500, on_token=fail)
+        eventually(lambda: me.state == "ready")
+        assert len(me.tokens) < 100, "it wrote on for nobody"
+
 
 def test_errors_are_the_engine_s(lab: Lab) -> None:
     with connect(address(lab)) as client:
@@ -133,6 +156,8 @@ def test_errors_are_the_engine_s(lab: Lab) -> None:
             (BadInput, lambda: client.agent("a")),
             (BadInput, lambda: client.agent("")),
             (BadInput, lambda: client.agent("b", groups="team")),
+            (BadInput, lambda: client.agent("b", groups=None)),  # type: ignore[arg-type]
+            (BadInput, lambda: me.write(1, on_token=7)),  # type: ignore[arg-type]
             (UnknownGroup, lambda: client.agent("b", groups=["nobody"])),
             (MessageRefused, lambda: me.read([1.5])),  # type: ignore[list-item]
             (MessageRefused, lambda: me.write(10**30)),
@@ -175,8 +200,9 @@ def test_bad_addresses_and_tokens_are_told_apart(lab: Lab) -> None:
             connect(bad)  # type: ignore[arg-type]
     with pytest.raises(LabUnreachable, match="no lab serves"):
         connect("unix:/nowhere/lab.sock#token")
-    with pytest.raises(LabUnreachable):
-        connect("tcp:1#token")
+    for nowhere in ("tcp:1#token", "unix:a\0b#token", f"unix:/{'x' * 200}#token"):
+        with pytest.raises(LabUnreachable):
+            connect(nowhere)
     with pytest.raises(MessageRefused, match="token"):
         connect(good.rpartition("#")[0] + "#another")
     lab.agent("b")
@@ -371,6 +397,7 @@ time.sleep(60)
         try:
             back(lab, before)  # though the child lives, with what it inherited
             os.kill(child, 0)
+            assert last_end(lab) == ("expire", "its process is gone"), "only its lease ended it"
         finally:
             os.kill(child, signal.SIGKILL)
 

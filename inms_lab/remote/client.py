@@ -40,9 +40,9 @@ def connect(address: str, timeout: float = 5.0) -> Client:
     sock.settimeout(timeout)
     try:
         sock.connect(("127.0.0.1", int(place)) if kind == "tcp" else place)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         sock.close()
-        why = error.strerror or error
+        why = getattr(error, "strerror", None) or error
         raise LabUnreachable(
             f"no lab serves at this address ({why}): ask it for a new one"
         ) from None
@@ -68,8 +68,8 @@ class Client:
 
     def agent(self, name: str, *, groups: Sequence[str] = ()) -> RemoteAgent:
         """A new agent of the lab, with a lease that this process holds. As `lab.agent`."""
-        if isinstance(groups, str):
-            raise BadInput(f"groups is a list of names: groups=[{groups!r}]")
+        if not isinstance(groups, (list, tuple)):
+            raise BadInput(f"groups is a list of names, not {groups!r}")
         made = self._line.ask("open", name=name, groups=list(groups))
         return RemoteAgent(self._line, name, *made)
 
@@ -123,6 +123,8 @@ class RemoteAgent:
         """Generate up to `max_tokens` tokens, privately, and wait for them. `on_token` gets each
         piece of text, on the thread that waits. As `Agent.write`."""
         options = {"role": role, "temperature": temperature, "top_p": top_p, "seed": seed}
+        if on_token is not None and not callable(on_token):
+            raise BadInput(f"on_token must be a function of a piece of text, not {on_token!r}")
         text, tokens = self._ask(
             "write",
             on_token,
@@ -175,9 +177,9 @@ class RemoteAgent:
     def _ask(self, op: str, hear: Callable[[str], None] | None = None, **fields: Any) -> Any:
         try:
             return self._line.ask(op, None, hear, self._to, **fields)
-        except (KeyboardInterrupt, SystemExit):
-            if self._line.is_ours:
-                self._line.tell("stop", self._to)  # what was asked for is not wanted any more
+        except BaseException as error:  # an interrupt, or what `hear` raised: it is not wanted now
+            if self._line.is_ours and not isinstance(error, InmsError):
+                self._line.tell("stop", self._to)
             raise
 
     def _to(self) -> dict[str, int]:

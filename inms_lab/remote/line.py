@@ -201,8 +201,11 @@ class Line:
         if self._unheard and silence >= PATIENCE * self._interval:
             raise LabUnreachable(f"the lab's process has not answered for {silence:.1f} s")
         self._beat_at, self._unheard = now + self._interval, self._unheard or now
-        with self._lock:
-            self._append(self._beaten, "beat", {"agents": list(map(list, self.beating.items()))})
+        mine = [[agent, epoch] for agent, epoch in list(self.beating.items())]
+        with self._lock:  # one beat at least: its answer says that the lab lives
+            for at in range(0, max(1, len(mine)), wire.MAX_AGENTS):
+                agents = mine[at : at + wire.MAX_AGENTS]
+                self._append(self._beaten, "beat", {"agents": agents})
 
     def _beaten(self, answer: tuple[str, Any]) -> None:
         """Those whose lease is lost are not beaten for any longer; their next request says why."""

@@ -12,14 +12,13 @@ import hmac
 import os
 import secrets
 import shutil
-import socket
 import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from inms_lab.errors import InmsError, LabClosed, MessageRefused
+from inms_lab.errors import InmsError, LabClosed, LabReadOnly, MessageRefused
 from inms_lab.loop import Loop
 from inms_lab.remote import wire
 from inms_lab.remote.session import Session
@@ -95,7 +94,7 @@ class Service:
 
     async def _listen(self, tcp: bool) -> tuple[asyncio.Server, str]:
         asyncio.get_running_loop().create_task(self._notice())
-        if not tcp and hasattr(socket, "AF_UNIX"):
+        if not tcp and hasattr(asyncio, "start_unix_server"):
             folder = tempfile.mkdtemp(prefix="inms-lab-")  # 0700
             self._tidy = weakref.finalize(self, _remove, folder, os.getpid())
             path = os.path.join(folder, "lab.sock")
@@ -146,7 +145,8 @@ class Service:
 
         def act() -> None:
             if not session.gone:
-                session.leave(verb, cause)
+                with suppress(LabClosed, LabReadOnly):  # everybody has ended, or nobody can
+                    session.leave(verb, cause)
             self.lab.driver.awake.set()  # nobody waits for its answers any more
 
         with suppress(LabClosed):

@@ -7,7 +7,8 @@
               about a line that was no request
 
 `agent` is the number that `open` gave, `epoch` that of its lease, and `number` counts an agent's
-requests upwards: a duplicate, or one that comes late, is known by it. No torch, no numpy.
+requests upwards: a duplicate, or one that comes late, is known by it. Requests are carried out in
+their order; text, tokens, state and stop do not wait for what is still being computed.
 """
 
 from __future__ import annotations
