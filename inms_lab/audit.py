@@ -4,7 +4,7 @@ the log gives? Could a log have happened at all? Changes nothing."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,8 @@ def _segment_faults(books: Ledger, seq: Sequence, segment: Segment) -> Iterator[
 def _pool_faults(pool: Pool) -> Iterator[Fault]:
     """Each with the lowest of the blocks in question."""
     name, num_blocks = pool.spec.pool_id, pool.spec.num_blocks
-    free, cached, held, keyed = (set(m) for m in (pool.free, pool.cached, pool.refs, pool.keys))
+    free = pool.free.keys()  # no set of it: it is by far the largest, and this is asked often
+    cached, held, keyed = (set(m) for m in (pool.cached, pool.refs, pool.keys))
     found = {(key, block) for key, blocks in pool.index.items() for block in blocks}
     listed = sum(map(len, pool.index.values()))
     known = {(key, block) for block, key in pool.keys.items()}
@@ -87,9 +88,9 @@ def _pool_faults(pool: Pool) -> Iterator[Fault]:
     unpaired = promised ^ set(pool.pending.items())
     lost = found ^ known
     asked: list[tuple[Iterable[int], bool, str]] = [
-        (free & cached | free & held | cached & held, False, "a block is in two states"),
+        ((cached & free) | (held & free) | cached & held, False, "a block is in two states"),
         (
-            (free | cached | held) ^ set(range(num_blocks)),
+            _strangers(free, cached | held, num_blocks),
             len(free) + len(cached) + len(held) != num_blocks,
             f"free + cached + held is not {num_blocks}",
         ),
@@ -120,6 +121,14 @@ def _pool_faults(pool: Pool) -> Iterator[Fault]:
         first = min(blocks, default=None)
         if first is not None or also:
             yield Fault(f"{name}: {text}", None if first is None else (name, first))
+
+
+def _strangers(free: Set[int], others: Set[int], num_blocks: int) -> Set[int]:
+    """Blocks that a pool of this size lacks, or has and should not."""
+    ends = (end(blocks) for blocks in (free, others) if blocks for end in (min, max))
+    if len(free) + len(others) == num_blocks and all(0 <= block < num_blocks for block in ends):
+        return frozenset()
+    return {*free, *others} ^ set(range(num_blocks))
 
 
 def against(log: Log, books: Ledger, told: Ledger | None = None) -> list[Fault]:
