@@ -214,6 +214,7 @@ class Soak:
             "events": len(self.lab.log),
             "threads": [before["threads"], process.num_threads()],
             "open_files": [before["files"], process.num_fds()],
+            "memory_mib": [before["memory"], process.memory_info().rss >> 20],
             "failures": self.failures[:5],
         }
 
@@ -231,6 +232,7 @@ def main() -> int:
     soak = Soak(args)
     process = psutil.Process()
     before = {"threads": process.num_threads(), "files": process.num_fds()}
+    before["memory"] = process.memory_info().rss >> 20
     faulthandler.dump_traceback_later(WATCHDOG + args.processes * 3.0, exit=True)  # nothing hangs
     started = time.monotonic()
     soak.run()

@@ -137,6 +137,7 @@ def test_pieces_of_text_come_while_it_writes(slow: Lab) -> None:
             me.write(500, on_token=fail)
         eventually(lambda: me.state == "ready")
         assert len(me.tokens) < 100, "it wrote on for nobody"
+        assert not slow.engine.desk.running
 
 
 def test_errors_are_the_engine_s(lab: Lab) -> None:
@@ -521,7 +522,11 @@ def test_a_step_that_fails_is_told_to_those_who_wait_and_the_lab_goes_on(slow: L
         slow.model.fails = 1
         with pytest.raises(InmsError, match="the model failed"):
             me.write(30)
-        assert me.write(1).tokens
+        known = me.tokens
+        assert me.write(1).tokens == slow.model.generate(known, 1), "the rest was written later"
+        assert me.tokens[: len(known)] == known
+        assert len(me.tokens) == len(known) + 1
+        assert not slow.engine.desk.running
         slow.check()
 
 

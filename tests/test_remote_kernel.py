@@ -84,6 +84,7 @@ def test_a_kernel_that_is_a_client_is_interrupted_in_a_step_and_restarted(kernel
         kernel.finish(request, "KeyboardInterrupt")
         assert pending.result().tokens == lab.model.generate(PROMPT, 10)
         eventually(lambda: lab.agents["a"].state == "ready")
+        assert not lab.engine.desk.running, "somebody is still to be answered"
         lab.check()
         known = kernel.value("len(me.tokens)")
         assert 35 < known < 500, "it was not stopped half-way"
