@@ -39,23 +39,27 @@ def take(
     draft: Record,
     prompts: Sequence[Prompt],
     earlier: Sequence[Record],
+    aside: Sequence[Parcel] = (),
 ) -> Record:
     """Release a parcel's text to the draft's group and put its KV into blocks; gives the record.
 
     The draft says everything but the holder, the offset and what it stands behind: the prompts
-    alone or the `earlier` records too. On the lab's thread, between two steps. Raises
-    `ParcelRefused`, and then nothing has happened.
+    alone or the `earlier` records too; `aside`: KV of what stands before where it is nobody else's
+    (a record that was encoded behind the prompt alone, behind others here). On the lab's thread,
+    between two steps. Raises `ParcelRefused`, and then nothing has happened.
     """
-    if why := _foreign(engine, parcel, draft):
+    place = engine.policy.place(GROUP, draft.name, draft.group, label.PUBLIC)
+    if why := foreign(engine, parcel, place.label, "a record"):
         raise ParcelRefused(f"{draft.group} cannot take this record: {why}")
     trial = _placed(engine, parcel, draft, prompts, earlier)
-    _check_room(trial, parcel)
+    parcels = (*aside, parcel)
+    _check_room(trial, parcels)
     record = trial.record
     engine.log.add_tokens(record.tokens)
     stale = engine.cache.commit(Plan(len(engine.log), tuple(trial.events)))
     assert stale is None, "one thread owns the ledger"
     try:
-        _fill(engine, parcel, record.seq_id)
+        fill(engine, parcels, record.seq_id)
     except BaseException:
         for event in aborted(engine.ledger, None, FAILED):
             engine.cache.record(event)
@@ -64,18 +68,18 @@ def take(
     return record
 
 
-def _foreign(engine: Engine, parcel: Parcel, draft: Record) -> str:
-    """Why no record of this lab is like this parcel, wherever it stands; "": one could be."""
+def foreign(engine: Engine, parcel: Parcel, mark: label.Label, what: str) -> str:
+    """Why no text of this lab with the label `mark` is like this parcel, wherever it stands; "":
+    `what` could be."""
     for name in (f.name for f in fields(Namespace)):
         theirs, mine = getattr(parcel.namespace, name), getattr(engine.namespace, name)
         if theirs != mine:
-            return f"it is of another {name.replace('_', ' ')}: {theirs!r}, here {mine!r}"
+            return f"it is of another {name.replace('_', ' ')}: {theirs!r:.60}, here {mine!r:.60}"
     policy, store = engine.policy, engine.cache.store
     if not policy.encodes_records or not isinstance(store, KVStore):
         return "this lab keeps no KV of records: publish the text instead"
-    place = policy.place(GROUP, draft.name, draft.group, label.PUBLIC)
-    if frozenset(parcel.label) != place.label:
-        return f"its label is {sorted(parcel.label)}, a record here has {sorted(place.label)}"
+    if frozenset(parcel.label) != mark:
+        return f"its label is {sorted(parcel.label)!s:.80}, {what} here has {sorted(mark)}"
     _, layers, heads, dim = store.shape
     here = (store.dtype, (layers, heads, len(parcel.tokens), dim))
     for half in (parcel.keys, parcel.values):
@@ -133,7 +137,7 @@ def _placed(
         try:  # too long, too large, no tokens of this model
             engine.check(draft.tokens)
             trial = _Trial(engine, replace(draft, chained=chained), before)
-            if (_root(trial.seq, parcel.block_size), trial.seq.num_tokens) == parcel.place:
+            if (root_of(trial.seq, parcel.block_size), trial.seq.num_tokens) == parcel.place:
                 trial.read_own()
                 return trial
         except BadInput as error:
@@ -144,7 +148,7 @@ def _placed(
     )
 
 
-def _root(seq: Holder, block_size: int) -> bytes:
+def root_of(seq: Holder, block_size: int) -> bytes:
     """The digest of a context as it would be in blocks of this size."""
     end = seq.namespace
     for s in seq.segments:
@@ -152,22 +156,39 @@ def _root(seq: Holder, block_size: int) -> bytes:
     return end
 
 
-def _check_room(trial: _Trial, parcel: Parcel) -> None:
-    """Raises `ParcelRefused` unless all that stands before can be mounted and the rest has room."""
-    record = trial.record
-    outcome = plan_extend(trial.books, len(trial.engine.log), record.seq_id, len(record.tokens))
+def _check_room(trial: _Trial, parcels: Sequence[Parcel]) -> None:
+    """Raises `ParcelRefused` unless all that has no parcel can be mounted and the rest has room."""
+    seq = trial.seq
+    outcome = plan_extend(trial.books, len(trial.engine.log), seq.seq_id, seq.num_tokens)
     if isinstance(outcome, NoRoom):
         raise ParcelRefused(
             f"{outcome.pool_id} has {outcome.available} blocks to give, the record needs "
             f"{outcome.needed}: give the lab a larger group pool"
         )
-    chunk = outcome.chunk if isinstance(outcome, Plan) else None
-    if not isinstance(outcome, Plan) or (chunk is not None and chunk.start < parcel.encoded):
+    if not isinstance(outcome, Plan):
         raise ParcelRefused("it, or what it stands behind, is being computed here: wait for that")
+    if outcome.chunk is not None:
+        _sources(seq, outcome.chunk, parcels)
 
 
-def _fill(engine: Engine, parcel: Parcel, seq_id: int) -> None:
-    """Mount what is there, write what is not, publish it."""
+def _sources(seq: Holder, chunk: Chunk, parcels: Sequence[Parcel]) -> list[tuple[Segment, Parcel]]:
+    """The segments that the chunk writes into, each with its parcel; the last one's is the last.
+    Raises `ParcelRefused` where one has none: it would have to be computed."""
+    out = []
+    for own in seq.segments:
+        if chunk.start < own.first_position + len(own.tokens) and own.first_position < chunk.stop:
+            fits = (p for p in parcels if (own.root, own.encoded) == p.place)
+            found = parcels[-1] if own is seq.segments[-1] else next(fits, None)
+            if found is None or tuple(own.tokens) != found.tokens:
+                raise ParcelRefused(
+                    "what it stands behind is not all here: wait for it, or import it first"
+                )
+            out.append((own, found))
+    return out
+
+
+def fill(engine: Engine, parcels: Sequence[Parcel], seq_id: int) -> None:
+    """The parcels are a holder's last texts: mount what is there, write what is not, publish it."""
     seq = engine.ledger.sequences[seq_id]
     while seq.num_computed < seq.num_tokens:
         outcome = plan_extend(engine.ledger, len(engine.log), seq_id, seq.num_tokens)
@@ -176,7 +197,8 @@ def _fill(engine: Engine, parcel: Parcel, seq_id: int) -> None:
             raise ParcelRefused(f"{FAILED}: {outcome}")
         engine.cache.commit(outcome)
         if outcome.chunk is not None:
-            _write(engine.cache.store, parcel, seq.segments[-1], outcome.chunk)
+            for own, parcel in _sources(seq, outcome.chunk, parcels):
+                _write(engine.cache.store, parcel, own, outcome.chunk)
             done = [Done(outcome.chunk, 0, False)]
             for event in completed(engine.ledger, len(engine.log.tokens), done):
                 engine.cache.record(event)
@@ -184,7 +206,8 @@ def _fill(engine: Engine, parcel: Parcel, seq_id: int) -> None:
 
 def _write(store: object, parcel: Parcel, own: Segment, chunk: Chunk) -> None:
     assert isinstance(store, KVStore)
-    start, stop = chunk.start - own.first_position, chunk.stop - own.first_position
+    first = own.first_position
+    start, stop = max(0, chunk.start - first), min(len(own.tokens), chunk.stop - first)
     where = slots(own, start, stop).to(store.device)
     for layer in range(store.shape[1]):
         key, value = (x[layer, :, start:stop] for x in (parcel.keys, parcel.values))

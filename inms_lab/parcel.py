@@ -112,26 +112,34 @@ def pack(engine: Engine, record: Record, clearance: label.Label) -> Parcel:
         raise NotAMember(
             f"{record!r} is for {', '.join(own.label)}: who exports it may not read it"
         )
-    if why := _unfit(engine, record, seq, own):
+    if why := unfit(engine, seq, own, record.tokens) or _stale(engine, record):
         raise ParcelRefused(f"{record!r} is not exported: {why}")
+    return taken(engine, store, own)
+
+
+def taken(engine: Engine, store: KVStore, own: Segment) -> Parcel:
+    """A written segment's text and KV."""
     where, layers = slots(own, 0, len(own.tokens)).to(store.device), range(store.shape[1])
     kv = [torch.stack([store.layer(own.pool_id, n)[i][:, where] for n in layers]) for i in (0, 1)]
     prints = tuple(own.key(index) for index in range(len(own.blocks)))
-    place = (own.label, record.tokens, own.root, own.encoded, own.block_size)
+    place = (own.label, tuple(own.tokens), own.root, own.encoded, own.block_size)
     return Parcel(engine.namespace, *place, prints, *(half.cpu() for half in kv))
 
 
-def _unfit(engine: Engine, record: Record, seq: Sequence, own: Segment) -> str:
-    """Why a record's KV is not what another lab would compute; "": it is."""
+def unfit(engine: Engine, seq: Sequence, own: Segment, tokens: tuple[int, ...]) -> str:
+    """Why the KV of a holder's sealed text is not what another lab would compute; "": it is."""
     if engine.policy.off:
         return "checks are switched off in this lab"
     if seq.namespace != engine.namespace.root():
         return "it was encoded by other weights, or for another tenant, than the lab has now"
-    if is_stale(engine, record):
-        return "it stands behind what holds no longer: attach the team's records first"
-    if own.is_fragment or tuple(own.tokens) != record.tokens:
+    if own.is_fragment or tuple(own.tokens) != tokens:
         return "its KV was encoded at another place"
     return ""
+
+
+def _stale(engine: Engine, record: Record) -> str:
+    behind = "it stands behind what holds no longer: attach the team's records first"
+    return behind if is_stale(engine, record) else ""
 
 
 def slots(segment: Segment, start: int, stop: int) -> torch.Tensor:
@@ -152,12 +160,17 @@ def path_of(path: str | Path) -> Path:
 def save(parcel: Parcel, path: Path) -> Path:
     """Write a parcel to one safetensors file, whole or not at all; gives its path. Equal parcels
     give equal files. Raises `ParcelRefused` where it cannot be written."""
+    about = json.dumps(parcel.about() | {"digest": parcel.digest()}, sort_keys=True)
+    return write({"keys": parcel.keys, "values": parcel.values}, {METADATA: about}, path)
+
+
+def write(tensors: dict[str, torch.Tensor], metadata: dict[str, str], path: Path) -> Path:
+    """A safetensors file, whole or not at all. Raises `ParcelRefused`."""
     if not path.parent.is_dir():
         raise ParcelRefused(f"there is no folder {path.parent}: make it first")
     part = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
-    about = json.dumps(parcel.about() | {"digest": parcel.digest()}, sort_keys=True)
     try:
-        save_file({"keys": parcel.keys, "values": parcel.values}, part, {METADATA: about})
+        save_file(tensors, part, metadata)
         part.replace(path)
     except (OSError, SafetensorError) as error:
         raise ParcelRefused(f"{path} cannot be written: {error}") from error
@@ -174,13 +187,20 @@ def load(path: Path) -> Parcel:
     if path.exists() and not path.is_file():
         raise ParcelRefused(f"{path} cannot be read: it is no file")  # a pipe would be waited for
     try:
-        parcel, written = _read(path)
-        whole, due = parcel.digest() == written, parcel.fingerprints == parcel.due()
-        finite = bool(parcel.keys.isfinite().all() and parcel.values.isfinite().all())
+        return checked(*_read(path), path)
+    except ParcelRefused:
+        raise
     except OSError as error:
         raise ParcelRefused(f"{path} cannot be read: {error}") from error
     except (SafetensorError, *DAMAGE) as error:
-        raise ParcelRefused(f"{path} is no parcel, or damaged: {error!r}") from error
+        raise ParcelRefused(f"{path} is no parcel, or damaged: {error!r:.300}") from error
+
+
+def checked(parcel: Parcel, written: object, path: Path) -> Parcel:
+    """The parcel, if its digest is what was `written` and what it says of itself holds; raises
+    `ParcelRefused`, or one of `DAMAGE`."""
+    whole, due = parcel.digest() == written, parcel.fingerprints == parcel.due()
+    finite = bool(parcel.keys.isfinite().all() and parcel.values.isfinite().all())
     if not whole:
         raise ParcelRefused(f"{path} is damaged: copy it again")
     if not due:
@@ -200,4 +220,6 @@ def _read(path: Path) -> tuple[Parcel, object]:
             return Parcel.of(about, keys, values), about.get("digest")
     if told is None:
         raise ParcelRefused(f"{path} is no parcel: `team.export(record, path, by=agent)` makes one")
-    raise ParcelRefused(f"{path} is of format {told}, this lab reads {FORMAT}: export it anew")
+    raise ParcelRefused(
+        f"{path} is of format {told!r:.40}, this lab reads {FORMAT}: export it anew"
+    )

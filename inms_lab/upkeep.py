@@ -29,6 +29,7 @@ from inms_lab.waste import Trimmed, Waste, compact, trim, waste
 
 if TYPE_CHECKING:
     from inms_lab.remote.service import Service
+    from inms_lab.tenants import Tenant
 
 T = TypeVar("T")
 
@@ -40,6 +41,7 @@ class Upkeep:
     driver: Driver
     programs: Programs
     keeper: Keeper
+    home: Tenant
     closed: bool
     journal: Journal | None = None  # `journal.problem` says why it ended, if it did
 
@@ -80,8 +82,8 @@ class Upkeep:
         their KV, for `load_shared`; gives the path. Nothing private is in it. Raises
         `ParcelRefused`, `UnknownGroup`."""
         self._open()
-        target, names = path_of(path), shelving.names_of(self, groups)
-        return shelf.save(self.look(lambda: shelving.pack(self, names)), target)
+        target, names = path_of(path), shelving.names_of(self.home, groups)
+        return shelf.save(self.look(lambda: shelving.pack(self.home, names)), target)
 
     def load_shared(self, path: str | Path, groups: Sequence[str] | None = None) -> shelf.Shelf:
         """Take in what `save_shared` wrote: nothing of it is computed, results are the same bits.
@@ -92,7 +94,7 @@ class Upkeep:
         care cannot be told from a real one: who loads it answers for it, as the log's operator."""
         self._open()
         found = shelf.load(path_of(path))
-        return self.look(lambda: shelving.put(self, found, groups))
+        return self.look(lambda: shelving.put(self.home, found, groups))
 
     def reused(self) -> Reused:
         """What was reused in place, at a shift, or computed, by agent and reason."""
