@@ -184,6 +184,7 @@ class Machine:
 
     def reserve(self, name: str, count: int, together: bool = True) -> Sequence[int] | None:
         """The first `count` regions that are nobody's and lie `together`; None: there are none."""
+        found: Sequence[int] | None
         if together:
             first = next((at for at, length in self.runs() if length >= count), None)
             found = None if first is None else range(first, first + count)

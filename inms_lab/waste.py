@@ -59,10 +59,10 @@ class Waste:
 
     def __repr__(self) -> str:
         names = ("held", "cached", "free", "holes", "stranded", "unused", "used", "resident")
-        rows = [("pool", *names)]
+        rows: list[tuple[str, ...]] = [("pool", *names)]
         for p in self.pools:
             counts = (str(getattr(p, name)) for name in names[:5])
-            rows.append((p.pool_id, *counts, *map(_mib, (p.unused, p.used, p.resident))))
+            rows.append((p.pool_id, *counts, *map(_size, (p.unused, p.used, p.resident))))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
@@ -89,8 +89,8 @@ class Trimmed:
         return sum(self.by_pool.values())
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {_mib(n)}" for name, n in self.by_pool.items() if n)
-        return self.why or f"{_mib(self.num_bytes)} given back" + (f" ({parts})" if parts else "")
+        parts = ", ".join(f"{name} {_size(n)}" for name, n in self.by_pool.items() if n)
+        return self.why or f"{_size(self.num_bytes)} given back" + (f" ({parts})" if parts else "")
 
 
 def waste(cache: KVCache) -> Waste:
@@ -145,5 +145,7 @@ def compact(cache: KVCache, most: int | None = None) -> int:
     return moved
 
 
-def _mib(num_bytes: int | None) -> str:
-    return "?" if num_bytes is None else f"{num_bytes / MIB:,.2f} MiB"
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "?"
+    return f"{num_bytes / MIB:,.2f} MiB" if num_bytes >= MIB else f"{num_bytes / 1024:,.0f} KiB"

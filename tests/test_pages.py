@@ -270,7 +270,7 @@ def test_a_lab_tells_how_many_bytes_came_back() -> None:
         lab.run_to()
         back = lab.trim()
         assert back.num_bytes == 2 * 4 * PAGE
-        assert f"{back!r}".startswith("0.03 MiB given back (private 0.03 MiB)")
+        assert f"{back!r}".startswith("32 KiB given back (private 32 KiB)")
         (private,) = (pool for pool in lab.waste().pools if pool.pool_id == "private")
         assert private.resident == private.used == 2 * 4 * PAGE
     with pytest.raises(LabClosed):
