@@ -35,3 +35,28 @@ def locks(
         return measure(Load(agents, seed=seed), [0, *numbers("layers", layers)], seconds, repeat)
 
     show("locks", measured, (as_json, seed, repeat), results)
+
+
+@app.command()
+def tenants(
+    probes: Annotated[int, typer.Option(help="half of them of a text that is held")] = 200,
+    tokens: Annotated[int, typer.Option(help="of each text")] = 256,
+    model: Annotated[str, typer.Option(help="name, folder or hub id; none: drawn")] = "",
+    results: Results = None,
+    as_json: AsJson = False,
+    seed: Seed = 0,
+    repeat: Repeat = 1,
+) -> None:
+    """Whether a tenant's times tell what its neighbour holds: in tenants, and in one pool."""
+
+    def measured() -> dict[str, Any]:
+        from inms_lab.bench.tenants import Attack, drawn, measure
+        from inms_lab.model import load
+
+        at_least(4, probes=probes)
+        at_least(1, tokens=tokens)
+        attack = Attack(probes * repeat, tokens, seed)
+        runner: Any = load(model) if model else drawn(seed)
+        return measure(runner, attack)
+
+    show("tenants", measured, (as_json, seed, repeat), results)

@@ -36,7 +36,7 @@ from inms_lab.freeing import aborted
 from inms_lab.lookup import hits
 from inms_lab.outcome import Deferred, NoRoom, Plan, Refused
 from inms_lab.plan import plan_extend
-from inms_lab.policy import PRIVATE, Policy
+from inms_lab.policy import DEFAULT, PRIVATE, Policy
 from inms_lab.request import Request
 from inms_lab.sequence import Sequence as Holder
 from inms_lab.three_calls import BlockInterface, Part, Place, Written
@@ -67,7 +67,7 @@ class Blocks:
         """See `BlockInterface`."""
         if any(not len(part.tokens) for part in parts):
             raise EmptyText("a part without tokens: leave it out")
-        books, tenant = self.cache.ledger, self.namespace.tenant
+        books, tenant = self.cache.ledger, self.namespace.tenant or DEFAULT
         texts = [(part, array("i", part.tokens)) for part in parts]
         off, root = tuple(sorted(self.policy.off)), self.namespace.root()
         with self._whole():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import mmap
+import random
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from inms_lab.bench import (
     locks,
     parts,
     placement,
+    tenants,
     threads,
     ttft,
     view,
@@ -41,6 +43,7 @@ from inms_lab.bench.header import Others
 from inms_lab.errors import BadInput
 from inms_lab.kernels.build import compiler
 from inms_lab.model import from_model
+from inms_lab.model.forward import DryModel
 from inms_lab.model.runner import Runner
 from inms_widgets import View
 
@@ -463,3 +466,48 @@ def test_the_claim_needs_its_size_and_more_than_chance(
         {"layers": 30, "fine_to_coarse": 1.15, "low": low, "high": high},
     ]
     assert locks.claimed(rows, threads.Load())["verdict"] == verdict
+
+
+# tenants -----------------------------------------------------------------------------------------
+
+
+def pairwise_auc(slow: list[float], fast: list[float]) -> float:
+    """The slower truth: every pair."""
+    wins = [1.0 if a > b else 0.5 if a == b else 0.0 for a in slow for b in fast]
+    return sum(wins) / len(wins)
+
+
+def test_the_auc_is_that_of_all_pairs_and_its_interval_covers_what_it_says() -> None:
+    draw = random.Random(0)
+    covered = 0
+    for _ in range(300):
+        fast = [draw.gauss(0, 1) for _ in range(40)]
+        slow = [draw.gauss(1, 1) for _ in range(40)]
+        value, low, high = intervals.auc(slow, fast)
+        assert value == pytest.approx(pairwise_auc(slow, fast))
+        covered += low <= 0.7602 <= high  # Phi(1 / sqrt(2)), of these two normal distributions
+    assert 0.90 <= covered / 300 <= 0.99
+    assert intervals.auc([3, 4], [1, 2]) == (1, 1, 1)
+    assert intervals.auc([1, 1], [1, 1])[0] == 0.5
+
+
+@pytest.mark.parametrize("mode", ["inms", "global"])
+def test_a_probe_costs_a_tenant_the_same_whatever_its_neighbour_holds(mode: str) -> None:
+    """And in one pool for everybody it does not: the measurement can tell."""
+    model = DryModel(2048, 4096, 64)
+    probes = tenants.run(model, mode, tenants.Attack(12, 64, 1))
+    row = tenants.row(mode, probes)
+    assert {p.held for p in probes} == {True, False}
+    assert row["equal_work"] is (mode == "inms")
+    assert row["work not held"]["computed_tokens"] == 64
+    assert row["work held"]["computed_tokens"] == (64 if mode == "inms" else 0)
+    assert row["work not held"]["allocated_blocks"] == 4
+
+
+def test_times_that_tell_are_found_and_others_are_not() -> None:
+    work, draw = tenants.Work(64, 4, 0), random.Random(0)
+    same = [tenants.Probe(n % 2 == 0, draw.random(), work) for n in range(100)]
+    told = [tenants.Probe(p.held, p.seconds + 2 * (not p.held), work) for p in same]
+    assert tenants.row("inms", same)["contains_half"]
+    row = tenants.row("inms", told)
+    assert (row["auc"], row["contains_half"], row["equal_work"]) == (1.0, False, True)
