@@ -73,12 +73,16 @@ class Engine:
     ) -> None:
         """Open the pools that the policy wants for a tenant's groups, those that are not open yet;
         `config`: what a new tenant's sizes and budgets are, if not the lab's."""
-        config = self.shares.setdefault(tenant, Share(self, config)).config
+        share = self.shares.get(tenant) or Share(self, config)
+        size, opened = share.config.block_size, []
         for name, tier, label in self.policy.pools(groups):
             pool_id = pool_of(tenant, name)
             if pool_id not in self.ledger.pools:
-                size, count = config.block_size, config.num_blocks(tier, bytes_per_token)
-                self.cache.record(PoolOpened(pool_id, tier, tenant, size, count, label))
+                count = share.config.num_blocks(tier, bytes_per_token)
+                opened.append(PoolOpened(pool_id, tier, tenant, size, count, label))
+        self.shares[tenant] = share
+        for event in opened:  # all sizes are good: now they are opened
+            self.cache.record(event)
 
     def register(
         self, kind: str, name: str, clearance: frozenset[str], tenant: str = DEFAULT

@@ -58,7 +58,7 @@ def plan_preempt(
 
     def above(seq: Sequence) -> int:
         """Blocks that it has above its floor; a fork has none of its own."""
-        return _held(seq, pool_id) - (floor if seq.parent_id < 0 else 0)
+        return held(seq, pool_id) - (floor if seq.parent_id < 0 else 0)
 
     force = force or (floor > 0 and above(books.sequences[seq_id]) < 0)
     victims = [
@@ -74,7 +74,7 @@ def plan_preempt(
     if not victims:
         return None
     victim = max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))
-    keep = _behind(victim, pool_id, _held(victim, pool_id) - above(victim))
+    keep = _behind(victim, pool_id, held(victim, pool_id) - above(victim))
     return Plan(at, freed(victim, keep, "preempted"))
 
 
@@ -84,7 +84,8 @@ def _own(seq: Sequence, pool_id: str) -> Iterator[Segment]:
     )
 
 
-def _held(seq: Sequence, pool_id: str) -> int:
+def held(seq: Sequence, pool_id: str) -> int:
+    """Blocks that a holder has of its own in a pool."""
     return sum(len(segment.blocks) for segment in _own(seq, pool_id))
 
 

@@ -14,7 +14,7 @@ from inms_lab.config import Config
 from inms_lab.copies import CopyLine
 from inms_lab.errors import PoolExhausted, SealedTier
 from inms_lab.events import Copied, Freed
-from inms_lab.freeing import plan_preempt
+from inms_lab.freeing import held, plan_preempt
 from inms_lab.outcome import Chunk, Deferred, Gone, NoRoom, Outcome, Plan, Refused
 from inms_lab.plan import plan_extend
 from inms_lab.reuse import detach
@@ -31,6 +31,7 @@ class Share:
 
     def __init__(self, engine: Engine, own: Config | None) -> None:
         self._engine, self._own, self.copies = engine, own, CopyLine()
+        self.owed: dict[int, None] = {}  # below their floor and found no room: first, next time
 
     @property
     def config(self) -> Config:
@@ -83,7 +84,9 @@ class Planner:
     def _tenant(self, tenant: str, share: Share) -> list[Chunk]:
         chunks: list[Chunk] = []
         stuck: list[NoRoom] = []
-        order, moved = schedule(self.books, tenant, share.copies.line), False
+        first = {**share.owed, **share.copies.line}
+        order, moved = schedule(self.books, tenant, first), False
+        share.owed.clear()
         budget = Budget(self.books, order, share.config)
         for seq_id in order:
             if not (most := budget.of(self.books.sequences[seq_id])):
@@ -128,6 +131,8 @@ class Planner:
                     self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
                     engine.commit(plan)
                     continue
+                if share.floor > held(self.books.sequences[seq_id], outcome.pool_id):
+                    share.owed[seq_id] = None
             elif isinstance(outcome, Refused):
                 engine.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))
             return outcome

@@ -30,18 +30,20 @@ from inms_lab.ledger import ENDS, Ledger
 from inms_lab.log import Log
 from inms_lab.outcome import Chunk, Gone, NoRoom, Plan
 from inms_lab.plan import plan_extend
-from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Inms, Place, Policy, by_name
+from inms_lab.policy import (
+    GLOBAL,
+    GROUP,
+    PRIVATE,
+    Place,
+    Policy,
+    by_name,
+    placed,
+)
+from inms_lab.reopened import owner_of, policy_of, reach, reopened
 from inms_lab.reuse import Reuse, Terms, detach, place_of, reuse
 from inms_lab.sequence import Sequence
 
 TABLE = (Shared, Allocated, Copied)  # what a plan to extend does to a table
-ROOM = 1 << 16  # blocks of each pool where the pools are not those of the log
-
-
-def policy_of(log: Log) -> Policy:
-    """The policy that a log was made under."""
-    policy, off = by_name(log.about.get("mode", "inms")), log.about.get("off", ())
-    return policy.without(*off) if isinstance(policy, Inms) and off else policy
 
 
 class Reenactment:
@@ -70,8 +72,8 @@ class Reenactment:
         self._groups: dict[int, str] = {}  # record -> its group
         named = {n for e in log.events if isinstance(e, Registered) for n in e.clearance}
         self.groups = tuple(sorted(n[6:] for n in named if n.startswith("group:")))
-        for pool_id, tier, label in () if self.exact else self.policy.pools(self.groups):
-            self.books.apply(PoolOpened(pool_id, tier, "default", size, ROOM, label))
+        for event in () if self.exact else reopened(self.policy, opened, self.groups, size):
+            self.books.apply(event)
 
     def move(self, at: int) -> None:
         """Re-enact the log up to index `at`, with what was being written then."""
@@ -107,7 +109,7 @@ class Reenactment:
             begun = self._touched.get(event.seq_id) or isinstance(event, Copied)
             self._touched[event.seq_id] = begun
         elif isinstance(event, Evicted) and event.cause == "overwritten":
-            self._touched[_owner(self.real, event)] = True
+            self._touched[owner_of(self.real, event)] = True
         elif isinstance(event, Stepped):
             self._step(event)
 
@@ -146,7 +148,10 @@ class Reenactment:
         if self.instead and self.instead[0] == index:
             self._moved = seq.seq_id
             tier, _, name = self.instead[1].partition(":")
-            place, known = self.policy.place(tier, seq.name, name, seq.label()), Reuse()
+            place, known = (
+                placed(self.policy, seq.tenant, tier, seq.name, name, seq.label()),
+                Reuse(),
+            )
             self.placed = place.tier
         elif self.exact and not moved:
             return e
@@ -180,7 +185,7 @@ class Reenactment:
             return place_of(self.books.sequences[known.source].segments[known.piece]), known
         if attached and not known.exact and seq.kind == "agent":
             tier = PRIVATE  # encoded at another place, or gone
-        return self.policy.place(tier, seq.name, name, seq.label()), known
+        return placed(self.policy, seq.tenant, tier, seq.name, name, seq.label()), known
 
     def _edit(self, e: Copied) -> None:
         """The copy that an edit of sealed text begins with."""
@@ -204,12 +209,12 @@ class Reenactment:
         for seq_id, begun in self._touched.items():
             seq = self.real.sequences[seq_id]
             self._catch_up(seq_id, seq.num_computed, write=True)
-            self._catch_up(seq_id, max(_reach(seq), seq.num_computed + begun), write=False)
+            self._catch_up(seq_id, max(reach(seq), seq.num_computed + begun), write=False)
 
     def _catch_up(self, seq_id: int, target: int, write: bool) -> None:
         """Plan a holder until it has KV for `target` tokens, or blocks for it."""
         seq = self.books.sequences[seq_id]
-        if (flying := _reach(seq)) > seq.num_computed:
+        if (flying := reach(seq)) > seq.num_computed:
             if not write or seq.num_computed >= target:
                 return
             self._write(Chunk(seq_id, seq.num_computed, flying))
@@ -236,15 +241,3 @@ class Reenactment:
 
     def _write(self, chunk: Chunk) -> None:
         self._apply(completed(self.books, 0, [Done(chunk, 0, False)]))
-
-
-def _reach(seq: Sequence) -> int:
-    """Tokens that will have their KV once what is in flight is written."""
-    flying = (s.first_position + s.length for s in seq.segments if s.length > s.computed)
-    return max((seq.num_computed, *flying))
-
-
-def _owner(books: Ledger, event: Evicted) -> int:
-    """Who alone holds the block that is overwritten."""
-    tables = ((seq.seq_id, s) for seq in books.holders() for s in seq.segments)
-    return next(i for i, s in tables if s.pool_id == event.pool_id and event.blocks[0] in s.blocks)

@@ -48,7 +48,7 @@ LAYERS: dict[str, set[str]] = {
             "explain",
             *("explain_reuse", "pace", "reused"),
             "whatif",
-            "reenact",
+            *("reenact", "reopened"),
         ),
         *(
             *("logfile", "logparts", "journal_read"),
