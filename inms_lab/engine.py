@@ -140,6 +140,7 @@ class Engine:
         finished = time.perf_counter()
         self.bookkeeping += planned - started + finished - computed
         self.log.durations[self.ledger.num_steps] = finished - started
+        self.planner.sweep()
         tokens = tuple((s.chunk.seq_id, s.token) for s in sampled if s.token is not None)
         return StepReport(self.ledger.num_steps, tuple(chunks), tokens)
 

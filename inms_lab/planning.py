@@ -20,6 +20,7 @@ from inms_lab.plan import plan_extend
 from inms_lab.reuse import detach
 from inms_lab.schedule import Budget, schedule
 from inms_lab.sequence import Sequence
+from inms_lab.sweep import Ages, Suspect, plan_weak, suspects
 
 if TYPE_CHECKING:
     from inms_lab.engine import Engine
@@ -48,7 +49,7 @@ class Planner:
     """The plans of one engine's steps."""
 
     def __init__(self, engine: Engine) -> None:
-        self.engine, self.books = engine, engine.ledger
+        self.engine, self.books, self.ages = engine, engine.ledger, Ages()
         self.victims = set[int]()  # who gave way in this step
 
     def begin(self) -> None:
@@ -80,6 +81,25 @@ class Planner:
         for tenant, share in self.engine.shares.items():
             chunks += self._tenant(tenant, share)
         return chunks
+
+    def suspects(self, after: int) -> list[Suspect]:
+        """Private blocks that idle agents have kept for `after` steps or more."""
+        log = self.engine.log
+        if self.ages.at < log.first:
+            self.ages = Ages(log.first, self.books.num_steps)
+        self.ages.follow(log.since(self.ages.at))
+        return suspects(self.books, self.ages, after)
+
+    def sweep(self) -> None:
+        """What is suspect becomes weak, and the pages of what nobody can find go back."""
+        engine = self.engine
+        if not (after := engine.config.suspect_after):
+            return
+        for suspect in self.suspects(after):
+            engine.commit(plan_weak(self.books, len(engine.log), suspect))
+            pool = self.books.pools[suspect.pool_id]
+            free = [block for block in suspect.blocks if block in pool.free]
+            engine.cache.store.give_back(suspect.pool_id, free, pool.block_size)
 
     def _tenant(self, tenant: str, share: Share) -> list[Chunk]:
         chunks: list[Chunk] = []

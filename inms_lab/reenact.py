@@ -19,6 +19,7 @@ from inms_lab.events import (
     Copied,
     Event,
     Evicted,
+    Freed,
     PoolOpened,
     Registered,
     Released,
@@ -42,6 +43,7 @@ from inms_lab.policy import (
 from inms_lab.reopened import owner_of, policy_of, reach, reopened
 from inms_lab.reuse import Reuse, Terms, detach, place_of, reuse
 from inms_lab.sequence import Sequence
+from inms_lab.sweep import WEAK
 
 TABLE = (Shared, Allocated, Copied)  # what a plan to extend does to a table
 
@@ -110,6 +112,10 @@ class Reenactment:
             self._touched[event.seq_id] = begun
         elif isinstance(event, Evicted) and event.cause == "overwritten":
             self._touched[owner_of(self.real, event)] = True
+        elif isinstance(event, Freed) and event.cause == WEAK:
+            segment = self.real.sequences[event.seq_id].segments[event.segment]
+            keep = segment.first_position + event.length
+            self._apply(freed(self.books.sequences[event.seq_id], keep, WEAK))
         elif isinstance(event, Stepped):
             self._step(event)
 

@@ -15,7 +15,7 @@ from inms_lab.agent import Agent
 from inms_lab.diagnose import diagnose
 from inms_lab.driver import Driver
 from inms_lab.engine import Engine
-from inms_lab.errors import LabClosed, LedgerViolation
+from inms_lab.errors import BadInput, LabClosed, LedgerViolation
 from inms_lab.findings import Diagnosis
 from inms_lab.journal import Journal
 from inms_lab.keeper import Held, Keeper, Table
@@ -24,6 +24,7 @@ from inms_lab.outcome import StepReport
 from inms_lab.parcel import path_of
 from inms_lab.programs import Programs
 from inms_lab.reused import Reused, reused
+from inms_lab.sweep import Suspect
 from inms_lab.violation import read_only
 from inms_lab.waste import Trimmed, Waste, compact, trim, waste
 
@@ -125,6 +126,14 @@ class Upkeep:
         many moved. No result changes; then `trim` gives back what lies behind them."""
         self._open()
         return self.look(lambda: compact(self.engine.cache, most))
+
+    def suspects(self, after: int | None = None) -> list[Suspect]:
+        """Private blocks that idle agents have kept for `after` steps or more (None: the lab's
+        `suspect_after`): what a sweep makes weak. Looking changes nothing."""
+        steps = self.engine.config.suspect_after if after is None else after
+        if steps < 1:
+            raise BadInput(f"after how many steps is a block suspect? At least 1, not {steps}")
+        return self.look(lambda: self.engine.planner.suspects(steps))
 
     def diagnose(self, idle_after: int | None = None) -> Diagnosis:
         """Why quality dropped, memory ran out or grows: the causes that the log shows, each with

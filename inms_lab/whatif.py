@@ -18,7 +18,8 @@ from inms_lab.outcome import Decided, Decision, Deferred, NoRoom, Outcome, Plan,
 from inms_lab.outcome import decided as decided_of
 from inms_lab.plan import plan_extend
 from inms_lab.policy import GLOBAL, GROUP, PRIVATE, Policy
-from inms_lab.reenact import Reenactment, policy_of
+from inms_lab.reenact import Reenactment
+from inms_lab.reopened import policy_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from inms_lab.log import Log
 from inms_lab.model.forward import DryModel
 from inms_lab.outcome import Decided
 from inms_lab.policy import MODES, Inms
-from inms_lab.reenact import Reenactment, policy_of
+from inms_lab.reenact import Reenactment
+from inms_lab.reopened import policy_of
 from inms_lab.whatif import parts_of, what_if
 
 SYSTEM = [1, 2, 3, 4, 0, 1]

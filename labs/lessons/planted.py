@@ -23,7 +23,7 @@ from inms_lab.log import Log
 from inms_lab.model.forward import DryModel
 from inms_lab.outcome import Chunk
 from inms_lab.records import Prompt, Record
-from inms_lab.reenact import policy_of
+from inms_lab.reopened import policy_of
 from inms_lab.request import Request
 from inms_lab.sequence import Sequence
 from inms_lab.spans import Sampled
