@@ -15,6 +15,7 @@ from inms_lab.errors import CacheNotWritable
 from inms_lab.gate import Calibration
 from inms_lab.model.source import default_folder
 
+MAX_BYTES = 1 << 20  # of a file; they have less than one thousandth of it
 SHIPPED = Path(__file__).parent / "interference" / "calibrations"
 
 
@@ -46,6 +47,8 @@ def keep(calibration: Calibration, folder: Path | None = None) -> Path:
 
 def _read(path: Path) -> Calibration | None:
     try:
-        return Calibration.of(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, AttributeError):
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES)
+        return Calibration.of(json.loads(text))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None  # absent or damaged: as if nobody had measured

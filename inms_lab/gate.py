@@ -136,7 +136,10 @@ class Gate:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """Whether it is a number that can be compared and shown; a whole one may be endless in JSON."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) < 1 << 63
+    return isinstance(value, float)
 
 
 def _check_interval(name: str, ends: object, most: float) -> None:

@@ -111,7 +111,7 @@ class _Reader:
         log = self.parts.log
         log.decisions = [d for d in log.decisions if d.stop <= len(log)]
         if (wrong := self.parts.impossible()) is not None:
-            raise LogDamaged(f"{self.path}: damaged: {wrong}: copy the file again")
+            raise LogDamaged(f"{self.path}: damaged: {wrong:.300}: copy the file again")
         if not self.closed:
             log.note = f"this run was not closed: the log ends at event {len(log)}, the last one "
             log.note += "that was written"

@@ -155,7 +155,7 @@ class _Reader:
         except WRONG as error:
             if self.num_lines == 0:
                 raise NotALog(f"{self.path} is no log: its first line is no header") from None
-            raise LogDamaged(self.at(f"damaged: {error}")) from None
+            raise LogDamaged(self.at(f"damaged: {error!s:.300}")) from None
         self.num_lines += 1
 
     def finish(self) -> Log:
@@ -165,7 +165,7 @@ class _Reader:
         if self.end is None:
             raise LogCutShort(self.at("the end line is missing: copy the file again"))
         if (wrong := self.parts.impossible()) is not None:
-            raise LogDamaged(f"{self.path}: damaged: {wrong}: copy the file again")
+            raise LogDamaged(f"{self.path}: damaged: {wrong:.300}: copy the file again")
         return self.parts.log
 
     def _header(self, data: Any) -> None:

@@ -28,7 +28,7 @@ WRONG = (ValueError, TypeError, LookupError, AttributeError, RecursionError, Ove
 MOST_REPLAYED = 200_000  # events up to which a file is replayed when it is read
 MAX_BLOCKS = 1 << 21  # of all pools in a file: books take about 150 bytes a block
 CHUNK = 4096  # token ids in a line
-FLOOR, RATIO = 16 << 20, 200  # bytes that a small compressed file, and one of any size, unpacks to
+FLOOR, RATIO = 1 << 20, 100  # bytes that a small compressed file, and one of any size, unpacks to
 MASKED, UNKNOWN = "\u2592".encode(), b"?"  # shown for a masked token, and for one without a piece
 
 

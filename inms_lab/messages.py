@@ -34,6 +34,8 @@ EXPECTED = (
 )
 _ROLE = re.compile(r"(?:\A|\n\n)(system|user|assistant|tool): ")
 _TAG = re.compile(r"\n\n(?=<\w+>)")  # a paragraph that opens with a tag
+FLOOR, RATIO = 1 << 20, 100  # bytes that a small .gz file, and one of any size, unpacks to
+MAX_TURNS = 10_000  # of a conversation: it is read as that many requests, each with all before it
 _HEAD = 32  # characters of a first message by which flat requests of one agent are known
 
 
@@ -77,11 +79,13 @@ def read_requests(path: Path) -> Iterator[Request]:
         raise BadInput(f"{path} is none of {', '.join(SUFFIXES)}")
     for number, value in values_in(path):
         try:
-            requests = list(_form(value)(value, str(number)))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = f": {error!r}" if str(error) else ""
+            requests = _form(value)(value, str(number))
+            while (request := next(requests, None)) is not None:
+                if request.messages:
+                    yield request
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            reason = f": {error!r:.200}" if str(error) else ""
             raise BadInput(f"{path}, object {number} has not the form {EXPECTED}{reason}") from None
-        yield from (r for r in requests if r.messages)
 
 
 # --- the file -----------------------------------------------------------------------------------
@@ -90,8 +94,7 @@ def read_requests(path: Path) -> Iterator[Request]:
 def values_in(path: Path) -> Iterator[tuple[int, Any]]:
     """The objects of a file, numbered from 1 (in `.jsonl`, the number of the line)."""
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        text = unpacked(path).decode("utf-8")
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is damaged or no such file ({error}): fetch it again") from None
     # Not splitlines(): JSON strings may hold other line separators unescaped.
@@ -110,6 +113,19 @@ def values_in(path: Path) -> Iterator[tuple[int, Any]]:
             yield number + offset, item
     if empty:
         raise BadInput(f"{path} holds no object: expected is {EXPECTED}")
+
+
+def unpacked(path: Path) -> bytes:
+    """What is in a file, or in what a `.gz` unpacks to. Raises `BadInput` for one that unpacks to
+    far more than text does, and errors of gzip and zlib for a damaged one."""
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    most = FLOOR + RATIO * path.stat().st_size
+    with gzip.open(path) as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise BadInput(f"{path} unpacks to more than {most} bytes: that is no text, fetch it again")
+    return text
 
 
 def _form(value: Any) -> Callable[[dict[str, Any], str], Iterator[Request]]:
@@ -158,7 +174,7 @@ def _single(value: dict[str, Any], number: str) -> Iterator[Request]:
     parts = [str(value[key]) for key in ("task_id", "trial") if key in value]
     session = "/".join(parts) or number
     said: list[Message] = []
-    for turn in value["traj"]:
+    for turn in _turns(value["traj"]):
         message = _message(turn)
         if message is not None and message.role == "assistant":
             yield Request(session, "agent", tuple(said), message.text)
@@ -170,7 +186,7 @@ def _named(value: dict[str, Any], number: str) -> Iterator[Request]:
     prompts, said = value["system_prompt"], list[Message]()
     if not isinstance(prompts, dict):
         raise ValueError("system_prompt holds no prompts by agent")
-    for turn in value["history"]:
+    for turn in _turns(value["history"]):
         name, text = str(turn["name"]), _text(turn["content"])
         if said and name in prompts:
             prompt = _text(prompts[name])
@@ -180,6 +196,12 @@ def _named(value: dict[str, Any], number: str) -> Iterator[Request]:
             )
             yield Request(str(value.get("file", number)), name, (*own, *heard), text)
         said += [Message("user", text, name)] if text.strip() else []
+
+
+def _turns(said: list[Any]) -> list[Any]:
+    if len(said) > MAX_TURNS:
+        raise ValueError(f"a conversation of {len(said)} turns (at most {MAX_TURNS})")
+    return said
 
 
 def _message(turn: dict[str, Any]) -> Message | None:

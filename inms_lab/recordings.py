@@ -7,7 +7,6 @@ decides what is cut where.
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from inms_lab.errors import BadInput
+from inms_lab.messages import unpacked
 
 FILES = (
     "tools/tau_airline_policy_and_tools.json",
@@ -60,24 +60,25 @@ def read(folder: Path) -> Recordings:
             open_cases=tuple(_transcript(run, "Open case") for run in opened),
             closed_cases=tuple(_transcript(run, "Closed case") for run in closed),
         )
-    except (KeyError, StopIteration, TypeError, ValueError) as error:
+    except (LookupError, StopIteration, TypeError, ValueError, AttributeError) as error:
         raise BadInput(
             f"{' or '.join((FILES[0], FILES[2]))} in {folder} has not the expected content"
-            f" ({error!r}); fetch the data again"
+            f" ({error!r:.200}); fetch the data again"
         ) from error
 
 
 def _value(path: Path) -> Any:
     """The JSON value of a file; a list of one value a line where the name says `jsonl`."""
     try:
-        raw = path.read_bytes()
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+        text = unpacked(path).decode("utf-8")
         if ".jsonl" in path.suffixes:
             # Not splitlines(): JSON strings may hold other line separators unescaped.
             return [json.loads(line) for line in text.split("\n") if line]
         return json.loads(text)
-    except (OSError, EOFError, zlib.error, ValueError) as error:
-        raise BadInput(f"{path} cannot be read ({error}); fetch the data again") from error
+    except BadInput:
+        raise
+    except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
+        raise BadInput(f"{path} cannot be read ({error!s:.200}); fetch the data again") from error
 
 
 def _compact(value: Any) -> str:

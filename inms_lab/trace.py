@@ -35,6 +35,7 @@ from inms_lab.errors import BadInput
 from inms_lab.messages import SUFFIXES, Message, read_requests, values_in
 
 MAX_BLOCKS = 1 << 27  # different ones: their stand-in tokens are int32
+MAX_TOKENS = 1 << 28  # of all requests of a trace of text together
 EXPECTED = "hash_ids (a request); or id, requests and block_size (a session); or a message list"
 
 
@@ -82,7 +83,14 @@ def read_trace(
         forms.add("requests" if "requests" in value else "hash_ids")
         try:
             timed += reader.session(value) if "requests" in value else reader.single(value)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as error:
             raise BadInput(
                 f"{path}, line {number} has not the form {EXPECTED} ({error!r:.80})"
             ) from None
@@ -185,6 +193,7 @@ def _texts(
         raise BadInput(f"{path} holds text, not block ids: it needs a model's tokenizer")
     names: defaultdict[Any, int] = defaultdict(count().__next__)
     known: dict[Message, Sequence[int]] = {}
+    total = 0
     out = []
     for request in read_requests(path):
         tokens, num_global = array("i"), 0
@@ -194,6 +203,9 @@ def _texts(
             tokens.extend(known[message])
             if message is request.messages[0] and message.role == "system":
                 num_global = len(tokens) // block_size
+        total += len(tokens)
+        if total > MAX_TOKENS:
+            raise BadInput(f"{path} holds requests of more than {MAX_TOKENS} tokens: give a part")
         blocks, before = array("i"), -1
         for start in range(0, len(tokens) - block_size + 1, block_size):
             before = names[before, tokens[start : start + block_size].tobytes()]

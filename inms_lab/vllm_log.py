@@ -5,9 +5,8 @@ A file has JSON lines, each an event or a batch of them, as vLLM's own encoding 
     {"ts": 1.5, "events": [...]}                            or   [1.5, [...], rank]
 vLLM tells which blocks can be found, not who holds them. So there is one pool, "vllm", and a holder
 for each chain of blocks: it shares its parent's blocks, computes and publishes the others, and lets
-go, so that they are cached; it goes on when the chain grows at its end. Where the text before a
-block is not known (the log starts midway, an ancestor was removed) a namespace of its own stands
-for it. A block is its hash, its medium and its cache group. `about` counts what was left out:
+go, so that they are cached; it goes on when the chain grows. Where the text before a block is not
+known, a namespace stands for it. A block is its hash, medium and cache group. `about` counts:
     duplicates        stored again while present       unknown_removed   removed while not present
     unknown_parents   chains behind unknown text       without_tokens    stored blocks without text
 """
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inms_lab.errors import LogDamaged, NotALog
+from inms_lab.errors import LogDamaged, LogTooLarge, NotALog
 from inms_lab.events import (
     Allocated,
     Commanded,
@@ -39,8 +38,8 @@ from inms_lab.log import Log
 from inms_lab.logcode import ints
 
 Run = tuple[Hashable, list[Hashable], list[int]]  # the block before, new blocks, their tokens
-POOL, TIER = "vllm", "common"
-CLEARED = "AllBlocksCleared"
+MAX_TOKENS = 1 << 22  # and four for each byte of the file: a chain that branches often has much
+POOL, TIER, CLEARED = "vllm", "common", "AllBlocksCleared"
 COUNTS = ("duplicates", "unknown_removed", "unknown_parents", "without_tokens")
 _STORED = "block_hashes parent_block_hash token_ids block_size lora_id medium lora_name extra_keys"
 FIELDS = {  # in the order of the tagged lists
@@ -64,7 +63,7 @@ class _Node:
 
 def read_vllm(path: str | Path) -> Log:
     """The log that a file of vLLM's KV events tells of; it replays like one of ours."""
-    books = _Books(*_survey(Path(path)))
+    books = _Books(*_survey(Path(path)), MAX_TOKENS + 4 * Path(path).stat().st_size)
     for _, record in _records(Path(path)):
         books.take(record)
     return books.finish()
@@ -127,8 +126,8 @@ def _record(item: Any) -> dict[str, Any]:
 class _Books:
     """Our books beside what vLLM tells; every event passes the rules as it is made."""
 
-    def __init__(self, size: int, count: int) -> None:
-        self.size, self.log, self.counts = size, Log(), dict.fromkeys(COUNTS, 0)
+    def __init__(self, size: int, count: int, most: int) -> None:
+        self.size, self.most, self.log, self.counts = size, most, Log(), dict.fromkeys(COUNTS, 0)
         self.books = Ledger(self.log.tokens)
         self.nodes: dict[Hashable, _Node] = {}
         self._put(PoolOpened(POOL, TIER, "", size, count))
@@ -209,6 +208,8 @@ class _Books:
 
     def _append(self, seq_id: int, tokens: list[int]) -> None:
         offset, length = self.log.add_tokens(tokens)
+        if offset + length > self.most:
+            raise LogTooLarge(f"chains of these events have over {self.most} tokens in all")
         number = self.books.sequences[seq_id].number + 1
         self._put(Commanded(seq_id, number, "append", TIER, (), POOL, offset, length))
 
@@ -216,13 +217,12 @@ class _Books:
         """Mount the path's blocks, compute `count` behind them, publish, and let all go."""
         segment, first = self.books.sequences[seq_id].segments[0], len(path)
         if path:
-            mounted = tuple(node.block for node in path)
-            self._put(Shared(seq_id, 0, POOL, mounted, first * self.size))
+            self._put(Shared(seq_id, 0, POOL, tuple(n.block for n in path), first * self.size))
         blocks = self.books.pools[POOL].next_free(count)
         keys = segment.keys_of(first, first + count)
         self._put(Allocated(seq_id, 0, POOL, blocks, keys, (first + count) * self.size))
-        step = self.books.num_steps + 1
-        self._put(Stepped(step, 0, ((seq_id, count * self.size, 0, False),)))
+        done = (seq_id, count * self.size, 0, False)
+        self._put(Stepped(self.books.num_steps + 1, 0, (done,)))
         self._put(Published(seq_id, 0, POOL, first, blocks, keys))
         self._put(Freed(seq_id, 0, POOL, tuple(segment.blocks[::-1]), 0, "stored"))
         return blocks
