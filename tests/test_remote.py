@@ -16,6 +16,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from clients import BEAT, HEAD, PROMPT, Process, address, eventually, held, serving
 
@@ -37,6 +38,7 @@ from inms_lab.errors import (
 from inms_lab.events import Commanded
 from inms_lab.lab import Lab
 from inms_lab.leases import BEATS
+from inms_lab.remote import service
 from inms_lessons.small_labs import word_lab
 
 README = Path(__file__).resolve().parents[1] / "README.md"
@@ -78,6 +80,13 @@ def back(lab: Lab, before: dict[str, int], limit: float = LEASE + BEAT) -> None:
     took = eventually(lambda: held(lab) == before)
     assert took < limit + SLACK, f"the blocks came back after {took:.2f} s"
     lab.check()
+
+
+def stop(pid: int) -> None:
+    """SIGSTOP: afterwards none of its threads runs."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = [psutil.Process(thread.id) for thread in psutil.Process(pid).threads()]
+    eventually(lambda: {thread.status() for thread in threads} == {psutil.STATUS_STOPPED})
 
 
 def last_end(lab: Lab) -> tuple[str, str]:
@@ -214,15 +223,17 @@ def test_by_a_port_of_this_machine_where_there_are_no_sockets_in_files() -> None
     with serving() as lab:
         assert lab.keeper.service is lab.serve()
         lab.serve().close()
-        service = lab.serve(tcp=True)
-        assert service.address.startswith("tcp:")
-        with connect(service.address) as client, client.agent("a") as me:
+        where = lab.serve(tcp=True).address
+        assert where.startswith("tcp:")
+        with connect(where) as client, client.agent("a") as me:
             assert me.write(3).tokens == lab.model.generate(PROMPT, 3)
 
 
 def test_the_socket_is_nobody_else_s_and_goes_with_the_lab(lab: Lab) -> None:
     path = address(lab).removeprefix("unix:").rpartition("#")[0]
     assert os.stat(os.path.dirname(path)).st_mode & 0o777 == 0o700
+    service._remove(os.path.dirname(path), owner=os.getpid() + 1)
+    assert os.path.exists(path), "the end of a forked child took the socket away"
     lab.close()
     assert not os.path.exists(os.path.dirname(path))
 
@@ -342,7 +353,7 @@ def test_a_process_that_stands_still_loses_its_lease_and_what_it_says_later_is_l
     )
     with Process(address(slow), AGENT + "tell(1)\n" + code) as process:
         process.hear()
-        process.signal(signal.SIGSTOP)
+        stop(process.pid)
         stopped = time.monotonic()
         back(slow, before)
         assert time.monotonic() - stopped > LEASE - BEAT - 0.05, "it ended before its lease did"
@@ -440,7 +451,7 @@ def test_a_lab_that_stood_still_itself_blames_nobody(lab: Lab) -> None:
         where = process.stdout.readline().strip()
         with connect(where) as client:
             me = client.agent("a")
-            process.send_signal(signal.SIGSTOP)
+            stop(process.pid)
             time.sleep(LEASE * 1.5)  # twice that, and the client would give the lab up
             process.send_signal(signal.SIGCONT)
             assert len(me.write(2).tokens) == 2
@@ -448,7 +459,7 @@ def test_a_lab_that_stood_still_itself_blames_nobody(lab: Lab) -> None:
             process.stdin.write("\n")
             process.stdin.flush()
             assert process.stdout.readline() == "{'live'}\n"
-            process.send_signal(signal.SIGSTOP)
+            stop(process.pid)
             took = time.monotonic()
             with pytest.raises(LabUnreachable, match="has not answered"):
                 me.write(2)
@@ -498,15 +509,15 @@ def test_a_service_that_closes_ends_its_agents_and_can_be_opened_again(lab: Lab)
     client = connect(address(lab))
     me = client.agent("a")
     me.read([7] * 9)
-    service = lab.serve()
-    service.close()
-    service.close()
+    serving_now = lab.serve()
+    serving_now.close()
+    serving_now.close()
     assert held(lab) == before
     assert last_end(lab) == ("close", "the lab serves no longer")
     with pytest.raises(LabClosed, match="no longer"):
         me.write(1)
     with pytest.raises(LabUnreachable):
-        connect(service.address)
+        connect(serving_now.address)
     with connect(lab.serve().address) as client:
         client.agent("a").write(1)
 
