@@ -19,6 +19,7 @@ from inms_lab.outcome import Decided, Decision
 
 Reader = Callable[[Any], Any]
 NEW_FIELDS = {Commanded: 3, Released: 1}  # behind those that a file of version 1 has
+LARGEST = 1 << 31  # numbers of events have 32 bits
 PLAIN = (bool, int, float, str, type(None))  # what JSON has of its own
 
 
@@ -100,6 +101,8 @@ def _exactly(kind: type) -> Reader:
     def read(data: Any) -> Any:
         if type(data) is not kind:
             raise ValueError(f"{data!r:.40} is no {kind.__name__}")
+        if kind is int and not -LARGEST <= data < LARGEST:
+            raise ValueError(f"{data!r:.40} is too large")
         return data
 
     return read

@@ -51,8 +51,12 @@ def occurring(snapshot: dict[str, Any] | None) -> set[int]:
 
 
 def parsed(text: bytes) -> Any:
-    """JSON, without the numbers that JSON does not have. Raises one of `WRONG`."""
-    return json.loads(text, parse_constant=_no_constant)
+    """JSON, without halves of surrogate pairs and the numbers that JSON does not have. Raises one
+    of `WRONG`."""
+    data = json.loads(text, parse_constant=_no_constant)
+    if b"\\u" in text:
+        json.dumps(data, ensure_ascii=False).encode()
+    return data
 
 
 def dumped(data: Any) -> bytes:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def refs(
-    log: Annotated[Path, typer.Argument(help="a log from log.save(path), or vLLM's KV events")],
+    log: Annotated[Path, typer.Argument(help="a saved log, a journal, or vLLM's KV events")],
     block: Annotated[int, typer.Option(help="block number within its pool")],
     pool: Annotated[str | None, typer.Option(help="needed if several pools used it")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print a JSON list")] = False,

@@ -163,6 +163,8 @@ WRONG_EVENTS: dict[str, Any] = {
     "an item too short": ["Stepped", 1, 0, [[0, 1, 0]]],
     "null": ["Released", None, "a", "g", 0, 0],
     "an object": ["Released", {}, "a", "g", 0, 0],
+    "a number of more than 32 bits": ["Released", 1 << 31, "a", "g", 0, 0],
+    "half a surrogate pair": ["Released", 0, "\ud800", "g", 0, 0],
     "a pool of all memory": ["PoolOpened", "p", "private", "", 16, 10**12, []],
 }
 
