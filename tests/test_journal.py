@@ -39,6 +39,7 @@ from inms_lab.log import CHUNK
 from inms_lab.model.forward import DryModel
 from inms_lab.open_log import open_log
 from inms_widgets import View
+from inms_widgets.export import page
 
 
 def grown(log: Log, path: Path, every: int = 5, close: bool = True) -> Journal:
@@ -275,6 +276,7 @@ def test_a_killed_lab_is_opened_at_the_moment_of_its_death(path: Path) -> None:
         assert view.snapshot().num_steps == books.num_steps
     finally:
         view.close()
+    assert log.note in page(log)
     shown = CliRunner().invoke(app, ["refs", str(path), "--block", "0", "--pool", "private"])
     assert shown.exit_code == 0
     assert "not closed" in shown.output.replace("\n", " ")

@@ -69,7 +69,7 @@ def page(
     out = PAGE.format(
         lang="zh-Hans" if lang == "zh" else "en",
         title=escape(title),
-        note=escape(tell(f"export_{redact}")),
+        note=escape(" ".join((tell(f"export_{redact}"), log.note)).strip()),
         css=esm.css(),
         fallback=render_html(snapshot_at(shown), lang),
         data=data,
