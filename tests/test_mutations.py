@@ -194,6 +194,48 @@ MUTATIONS = {
         "b, a = torch.exp(lse_a - top), torch.exp(lse_b - top)",
         "09",
     ),
+    "a storm copies as much as it likes": (
+        "plan.py",
+        "if copies > self.copies:",
+        "if False:",
+        "10",
+    ),
+    "no block is ever moved": (
+        "compact.py",
+        "        if dst < move.src\n",
+        "        if False\n",
+        "10",
+    ),
+    "a lease never runs out": (
+        "leases.py",
+        "if entry.state == LIVE and now - entry.beaten >= self.length:",
+        "if False:",
+        "11",
+    ),
+    "a late beat revives a lease": (
+        "leases.py",
+        "        return entry if entry.state == LIVE else None\n",
+        "        return entry\n",
+        "11",
+    ),
+    "who ran out keeps its blocks": (
+        "keeper.py",
+        "            engine.end(seq_id, verb, cause)\n",
+        "            pass\n",
+        "11",
+    ),
+    "a floor keeps nothing": (
+        "planning.py",
+        "plan_preempt(self.books, *where, busy, force, share.floor)",
+        "plan_preempt(self.books, *where, busy, force)",
+        "12",
+    ),
+    "all tenants have one pool": (
+        "policy.py",
+        'return pool_id if own else f"{tenant}/{pool_id}"',
+        "return pool_id",
+        "12",
+    ),
 }
 
 
@@ -244,7 +286,7 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08", "09"])
+@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08", "09", "11"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
     """So that what turns red above does so for the mutation's sake."""
     package = tmp_path / "inms_lab"

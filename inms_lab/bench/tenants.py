@@ -29,7 +29,7 @@ PROMPT = 64  # tokens that both tenants have as their prompt, each its own
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`probes`, half of them with the text held; `tokens` of each text."""
+    """`probes`, one of each two with the text held; `tokens` of each text."""
 
     probes: int = 200
     tokens: int = 256
@@ -64,8 +64,8 @@ def measure(model: Forward, attack: Attack) -> dict[str, Any]:
 def run(model: Forward, mode: str, attack: Attack) -> list[Probe]:
     """All probes in one mode: each side is a tenant in `inms`, in `global` there is one pool."""
     rng = random.Random(attack.seed)
-    held = [number % 2 == 0 for number in range(attack.probes)]
-    rng.shuffle(held)
+    pairs = (rng.sample((True, False), 2) for _ in range(-(-attack.probes // 2)))
+    held = [one for pair in pairs for one in pair]  # neighbours in time, so drift is in both
     with _lab(model, mode, attack) as lab:
         victim, attacker = _sides(lab, mode, rng)
         probes = [_probe(lab, victim, attacker, attack, h, rng, n) for n, h in enumerate(held)]

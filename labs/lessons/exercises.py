@@ -65,6 +65,9 @@ EXERCISES = {
         Exercise("afresh", "07", 20, "hard", "afresh:afresh", seconds=90.0),
         Exercise("stages", "08", 15, "medium", "choosing:best_stage"),
         Exercise("merge", "09", 15, "medium", "merging:merge_states"),
+        Exercise("budget", "10", 15, "medium", "budgeting:copy_budget", seconds=60.0),
+        Exercise("suspect", "11", 20, "medium", "suspecting:suspects"),
+        Exercise("protect", "12", 15, "medium", "protecting:protect", seconds=60.0),
     )
 }
 
