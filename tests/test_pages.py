@@ -319,6 +319,7 @@ def test_bytes_for_less_than_a_block_are_refused_and_more_is_rounded_down(
     with pytest.raises(BadInput, match="do not hold one block"):
         Config(block_size=16, **{name: budget}).num_blocks(tier, 45 * 1024)
     block = 16 * 45 * 1024
+    assert Config(floor_bytes=1).floor_blocks(1) == 1, "a floor is rounded up: never none"
     for count, extra in ((1, 0), (1, block - 1), (2, 0), (7, 5)):
         config = Config(block_size=16, **{name: count * block + extra})
         assert config.num_blocks(tier, 45 * 1024) == count
