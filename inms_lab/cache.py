@@ -10,7 +10,6 @@ to balance, both refuse: nothing changes until a check finds them right.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
 from threading import RLock
 from typing import TYPE_CHECKING, Protocol
 
@@ -101,6 +100,9 @@ class KVCache:
         """One event enters the books, the log and the tensors."""
         with self.lock:
             self._open()
+            if isinstance(event, PoolOpened):  # first: without its region there is no pool
+                rules.check(self.ledger, event)
+                self.store.open(event.pool_id, event.num_blocks * event.block_size)
             self.ledger.apply(event)
             self._enter(event)
         self.move((event,))
@@ -120,9 +122,9 @@ class KVCache:
             try:
                 self._move(event)
             except BaseException:
-                left = (e for e in events[number:] if isinstance(e, Copied))
-                for copy in islice(left, 1):
-                    self._take_back(copy)
+                left = [e for e in events[number:] if isinstance(e, Copied)]
+                for seq_id in sorted({e.seq_id for e in left}):
+                    self._take_back([e for e in left if e.seq_id == seq_id])
                 raise
 
     def _move(self, event: Event) -> None:
@@ -133,15 +135,14 @@ class KVCache:
             self.store.clear(event.pool_id, (event.dst,), size)
             source = (event.src_pool, event.src * self._size(event.src_pool))
             self.store.copy(source, (event.pool_id, event.dst * size), event.num_slots)
-        elif isinstance(event, PoolOpened):
-            self.store.open(event.pool_id, event.num_blocks * event.block_size)
 
-    def _take_back(self, copy: Copied) -> None:
+    def _take_back(self, copies: list[Copied]) -> None:
+        """One holder's copies that hold nothing: whoever would find them would find nothing too."""
         with self.lock:
-            seq = self.ledger.sequences[copy.seq_id]
-            segment = seq.segments[copy.segment]
-            keep = segment.first_position + copy.index * segment.block_size
-            for event in freed(seq, keep, "the copy failed"):
+            seq = self.ledger.sequences[copies[0].seq_id]
+            parts = [(seq.segments[copy.segment], copy.index) for copy in copies]
+            keep = min(part.first_position + index * part.block_size for part, index in parts)
+            for event in freed(seq, keep, "the copy failed", forget=True):
                 self.record(event)
 
     def _open(self) -> None:

@@ -53,8 +53,7 @@ class Ledger:
         """Books over these; what is applied to them stays in them."""
         over = Ledger(self.tokens)
         over.pools, over.sequences = Touched(self.pools), Touched(self.sequences)
-        over.live, over.records = dict(self.live), dict(self.records)
-        over.num_steps = self.num_steps
+        over.live, over.records, over.num_steps = {**self.live}, {**self.records}, self.num_steps
         return over
 
     def apply(self, event: Event) -> None:
@@ -98,6 +97,7 @@ class Ledger:
         if e.verb in ("write", "rollback", "stop"):
             seq.to_generate = e.count if e.verb == "write" else 0
             seq.wants_logits = False
+            seq.trim()
         elif e.verb == "logits":
             seq.wants_logits = True
         seq.move()

@@ -114,6 +114,7 @@ const REDUCE = {
     if (verb === "write" || verb === "rollback" || verb === "stop") {
       seq.generate = verb === "write" ? count : 0;
       seq.logits = false;
+      state.trim(seq);
     } else if (verb === "logits") seq.logits = true;
     state.move(seq);
   },
