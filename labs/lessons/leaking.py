@@ -1,0 +1,248 @@
+"""Runs in which somebody forgets two forks, among holders that are all well: material of lab 11.
+
+A run is a function of its seed. What is known of a held block at a moment is a `Held`; nobody says
+there whether it leaks.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from inms_lab.agent import Agent
+from inms_lab.events import Stepped
+from inms_lab.growth import Activity
+from inms_lab.ledger import Ledger
+from inms_lab.log import Log
+from inms_lab.sweep import Ages
+
+from .small_labs import word_lab
+
+STEPS = 150  # of a run
+MOST = 3  # holders of a block that the table names
+EVERY = 10  # steps between two moments that are looked at
+AWAY = (10, 24)  # steps that who waits for a tool stays away, at least and at most
+SEEDS = (1, 2, 3)  # of the runs that a check looks at
+PROMPT = "you work in one shop and answer in one short sentence"
+RULE = "every customer pays once and gets one parcel by post"
+SPARE = "in case of fire leave the shop by the back door"
+TALK = "we ask the bank in may about a loan for the new shop at the old harbour of this town"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a block in its table. `kind`: prompt, record or agent; `has_work`: whether it is
+    computing or about to; `idle`: steps since it last was at work."""
+
+    name: str
+    kind: str
+    has_work: bool
+    idle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is known of a held block. `unmoved`: steps since its refcount last changed."""
+
+    pool: str
+    block: int
+    tier: str
+    refcount: int
+    unmoved: int
+    holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step of a run, the log index then, and every block that is held."""
+
+    step: int
+    index: int
+    blocks: tuple[Held, ...]
+
+
+class Run:
+    """A run with a leak. `moments`: what was known every few steps; `leaked`: names of the
+    forgotten holders; `forgotten`: the step in which they were last at work."""
+
+    def __init__(self, seed: int, suspect_after: int = 0) -> None:
+        self.seed, self.suspect_after = seed, suspect_after
+        self.log, self.names, self._leaked = _play(seed, suspect_after)
+        self.moments, self.forgotten = _looked_at(self)
+
+    @property
+    def leaked(self) -> list[str]:
+        """The titles of the holders that nobody closes."""
+        return [self.names[seq_id] for seq_id in self._leaked]
+
+    def leaks(self, moment: Moment, held: Held) -> bool:
+        """Whether nobody will ever use this block again (known to who wrote the run)."""
+        mine = {holder.name for holder in held.holders} <= set(self.leaked)
+        return mine and moment.step >= self.forgotten
+
+    @property
+    def num_held(self) -> int:
+        """Private blocks that are held in the end."""
+        return sum(held.pool == "private" for held in self.moments[-1].blocks)
+
+    @property
+    def num_leaking(self) -> int:
+        """Blocks that nobody will use again and that are still held in the end."""
+        last = self.moments[-1]
+        return sum(self.leaks(last, held) for held in last.blocks)
+
+    @property
+    def num_computed(self) -> int:
+        """Tokens that were computed, those that were lost and computed again once more."""
+        steps = (event for event in self.log.events if isinstance(event, Stepped))
+        return sum(item[1] for event in steps for item in event.items)
+
+    def at(self, step: int) -> Moment:
+        """The last moment that is not after `step`."""
+        return [moment for moment in self.moments if moment.step <= step][-1]
+
+    def table(self, step: int) -> Any:
+        """What is known then, as a pandas DataFrame: blocks with the same holders in one row.
+        `unmoved`: of the block of the row whose refcount changed last, and first."""
+        import pandas as pd
+
+        rows: dict[tuple[Any, ...], list[Held]] = {}
+        for held in self.at(step).blocks:
+            rows.setdefault((held.pool, held.refcount, held.holders), []).append(held)
+        lines = []
+        for (pool, count, holders), blocks in rows.items():
+            ages = sorted(held.unmoved for held in blocks)
+            names = ", ".join(f"{h.name}: {h.kind}, {state(h)}" for h in holders[:MOST])
+            more = f" and {len(holders) - MOST} more" if len(holders) > MOST else ""
+            unmoved = f"{ages[0]} to {ages[-1]}" if ages[0] < ages[-1] else f"{ages[0]}"
+            lines.append((pool, len(blocks), count, unmoved, names + more))
+        columns = ["pool", "blocks", "refcount", "unmoved", "holders"]
+        return pd.DataFrame(lines, columns=columns)
+
+
+def state(holder: Holder) -> str:
+    """What it does, in words."""
+    return "at work" if holder.has_work else f"idle for {holder.idle}"
+
+
+@cache
+def run(seed: int, suspect_after: int = 0) -> Run:
+    """The run with this seed. `suspect_after`: the setting of its lab; 0: nothing is swept."""
+    return Run(seed, suspect_after)
+
+
+# the run itself ---------------------------------------------------------------------------------
+
+
+def _play(seed: int, suspect_after: int) -> tuple[Log, dict[int, str], list[int]]:
+    """The log, everybody's title, and the ids of those that are forgotten."""
+    rng = random.Random(seed)
+    lab = word_lab(num_blocks=160, suspect_after=suspect_after)
+    lab.preload(PROMPT, progress=False)
+    team = lab.group("shop")
+    clerk, writer, planner, *callers = team.agents("clerk", "writer", "planner", "cora", "carl")
+    team.publish(RULE, by=clerk)
+    team.publish(SPARE, by=clerk, behind="prompt")  # which nobody attaches in this run
+    titles = {agent.seq_id: agent.title for agent in (clerk, writer, planner, *callers)}
+    leaked: list[int] = []
+    at = lab.engine.ledger.num_steps
+    writer.attach(team.records[0]).result()
+    writer.read(_words(rng, 14)).result()
+    writing = writer.write(STEPS + 20, stop=False)
+    actors = [(0, _caller(caller, team, rng)) for caller in callers]
+    actors.append((rng.randint(2, 6), _planner(planner, rng, titles, leaked)))
+    for step in range(STEPS):
+        lab.driver.run_sync(lambda want=at + step: lab.engine.ledger.num_steps >= want)  # type: ignore[misc]
+        due, actors = [a for a in actors if a[0] <= step], [a for a in actors if a[0] > step]
+        actors += [(step + wait, actor) for _, actor in due if (wait := next(actor, 0))]
+    assert not writing.done(), "there is always somebody at work"
+    log = lab.log.copy()
+    lab.assert_clean()
+    named = {
+        seq.seq_id: titles.get(seq.seq_id, seq.name) for seq in log.replay().sequences.values()
+    }
+    return log, named, leaked
+
+
+def _words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choice(TALK.split()) for _ in range(count))
+
+
+def _caller(me: Agent, team: Any, rng: random.Random) -> Iterator[int]:
+    """Asks a tool, waits for it, goes on: for ever."""
+    me.attach(team.records[0])
+    while True:
+        me.read(_words(rng, rng.randint(5, 9)))
+        me.write(2, stop=False)
+        yield 4 + rng.randint(*AWAY)
+
+
+def _planner(
+    me: Agent, rng: random.Random, titles: dict[int, str], leaked: list[int]
+) -> Iterator[int]:
+    """Tries drafts in forks of itself. One is closed; of the other two nobody thinks again."""
+    me.read(_words(rng, rng.randint(7, 12)))
+    yield 3
+    good = me.fork()
+    yield 2
+    draft = good.result()
+    titles[draft.seq_id] = draft.title
+    draft.read(_words(rng, 9))
+    draft.write(3, stop=False)
+    yield rng.randint(8, 16)
+    draft.close()
+    yield 2
+    first = me.fork()
+    yield 2
+    bad = first.result()
+    titles[bad.seq_id] = bad.title
+    bad.read(_words(rng, rng.randint(10, 15)))
+    bad.write(2, stop=False)
+    yield 6
+    second = bad.fork()
+    yield 2
+    worse = second.result()
+    titles[worse.seq_id] = worse.title
+    worse.read(_words(rng, rng.randint(6, 9)))
+    leaked += [bad.seq_id, worse.seq_id]
+    yield 4
+    while True:
+        me.read(_words(rng, rng.randint(2, 4)))
+        yield rng.randint(5, 12)
+
+
+# what is known ----------------------------------------------------------------------------------
+
+
+def _looked_at(run: Run) -> tuple[list[Moment], int]:
+    """The moments of a run, and the step in which those that leak were last at work."""
+    log = run.log
+    books = Ledger.replay(log.snapshot, (), log.tokens)
+    activity, ages = Activity(books, log.first), Ages()
+    moments: list[Moment] = []
+    for index, event in enumerate(log.events, log.first):
+        ages.follow((event,))
+        before = books.num_steps
+        books.reduce(event)
+        activity.saw(books, index, event)
+        if books.num_steps > before and books.num_steps % EVERY == 0:
+            blocks = tuple(_held(run, books, activity, ages))
+            moments.append(Moment(books.num_steps, index + 1, blocks))
+    return moments, max(activity.active[seq_id].step for seq_id in run._leaked)
+
+
+def _held(run: Run, books: Ledger, activity: Activity, ages: Ages) -> Iterator[Held]:
+    tables: dict[tuple[str, int], list[Holder]] = {}
+    for seq in books.holders():
+        idle = books.num_steps - activity.active[seq.seq_id].step
+        holder = Holder(run.names[seq.seq_id], seq.kind, seq.has_work, idle)
+        for segment in seq.segments:
+            for block in segment.blocks:
+                tables.setdefault((segment.pool_id, block), []).append(holder)
+    for (pool_id, block), holders in sorted(tables.items()):
+        pool = books.pools[pool_id]
+        where = (pool_id, block, pool.spec.tier)
+        yield Held(*where, pool.refs[block], ages.of(pool_id, block), tuple(holders))
