@@ -314,6 +314,21 @@ def test_wherever_the_file_ends_the_log_is_that_of_the_last_whole_record(path: P
     assert tail > 50
 
 
+def test_a_plan_that_was_written_in_its_middle_did_not_happen(source: Log, path: Path) -> None:
+    decided = next(d for d in source.decisions if d.stop - d.at > 1)
+    log = Log()
+    journal = Journal(log, path)
+    log.add_tokens(source.tokens)
+    log.decisions.append(decided)  # planning answers before its events are committed
+    for index, event in enumerate(source.events[: decided.stop]):
+        if index >= decided.at:
+            journal.write()
+            assert Log.load(path).decisions == []
+        log.append(event)
+    journal.close()
+    assert Log.load(path).decisions == [decided]
+
+
 # damage -------------------------------------------------------------------------------------------
 
 
