@@ -62,7 +62,8 @@ class Tenant:
 
         def report() -> Copies:
             share, books = self.lab.engine.shares[self.name], self.lab.engine.ledger
-            names = {i: books.sequences[i].name for i in books.live}
+            agents = (*self.lab.agents.values(), *self.lab.forks)
+            names = {agent.seq_id: agent.title for agent in agents if agent.seq_id in books.live}
             return share.copies.report(share.config.copy_budget, names.get)
 
         return self.lab.look(report)

@@ -91,7 +91,7 @@ def test_who_came_first_goes_first_whatever_comes_later() -> None:
         for fork in early:
             fork.read([2])
         asyncio.run(lab.step(1))
-        assert lab.copies.waiting == ("a",) * 4
+        assert lab.copies.waiting == tuple(fork.title for fork in early[2:])
         for fork in late:
             fork.read([3])
         lab.run_to()

@@ -29,6 +29,7 @@ from inms_lab.errors import StepInterrupted, TextTooLarge
 from inms_lab.events import Allocated, Copied, Freed, Released
 from inms_lab.lab import Lab
 from inms_lab.log import Log
+from inms_lab.model.forward import DryModel
 from inms_widgets import contexts_at, measures_at, snapshot_at
 from inms_widgets.export import export_html
 from inms_widgets.feed import Feed, Position
@@ -1096,3 +1097,26 @@ def test_the_benchmark_runs_and_prints_one_line_of_json() -> None:
     assert {"seed", "machine", "sizes", "publisher", "pictures"} <= set(found)
     assert found["sizes"]["demo"] < 2_000_000
     assert found["pictures"]["seek_ms"]["fold"]["median"] < 1000
+
+
+def test_who_waits_for_the_copy_budget_is_told_at_any_moment(kit: tuple[Tab, Path]) -> None:
+    """The line is visible: each waiting agent's card says what it waits for, at the cursor."""
+    from playwright.sync_api import expect
+
+    tab, folder = kit
+    with Lab(DryModel(100, 1024, 1024), block_size=16, pool_bytes="1MiB", copy_budget=1) as lab:
+        agent = lab.agent("a")
+        agent.read([1] * 24).result()
+        forks = [agent.fork().result() for _ in range(3)]
+        for fork in forks:
+            fork.read([2])
+        lab.run_to()
+        path = export_html(lab.log, folder / "storm.html", redact="nothing")
+    copies = [i + 1 for i, e in enumerate(lab.log.events) if isinstance(e, Copied)]
+    tab.page.goto(path.as_uri())
+    waiting = tab.page.locator(".inms-agents .a-wait")
+    for at, count in zip((*copies, len(lab.log)), (2, 1, 0, 0), strict=True):
+        tab.page.evaluate(f"{HUB}.seek({at})")
+        expect(waiting).to_have_count(count)
+    tab.page.evaluate(f"{HUB}.seek({copies[1]})")
+    expect(waiting).to_contain_text("copy-on-write budget")

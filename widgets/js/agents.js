@@ -1,7 +1,7 @@
 // Each holder's context: coloured segments in order, and the text that they are made of.
 import { el } from "./hub.js";
 import { shiftOf } from "./state.js";
-import { stepPut, stepText } from "./stepper.js";
+import { stepPut, stepSaid, stepText } from "./stepper.js";
 
 // A holder's context cut at blocks, and where no further KV is written; `like`: what looks equal.
 function agentSpans(state, seq, pin) {
@@ -69,7 +69,8 @@ export function agents(root, hub) {
   function card(state, seq) {
     const { id } = seq, spans = agentSpans(state, seq, hub.pin), total = state.numTokens(seq), box = boxOf(id);
     const told = state.str(seq.cause), why = !state.live(seq) && (fold.errors[id] || hub.word(`detail_w_${told}`, told)) || "", lines = why.trim().split("\n");
-    const sig = [seq.state, box.open, box.most, width, why.length, ...spans.map(s => s.like + s.to + s.site + s.refs)].join();
+    const wait = /^(prefilling|decoding)$/.test(seq.state) && hub.waits(id);
+    const sig = [seq.state, wait?.number, box.open, box.most, width, why.length, ...spans.map(s => s.like + s.to + s.site + s.refs)].join();
     if (box.sig === sig) return box;
     box.sig = sig;
     box.className = state.live(seq) ? "" : "a-ended";
@@ -77,7 +78,7 @@ export function agents(root, hub) {
     const group = (name, kids) => el("div", { class: `a-${name}`, role: "group", "aria-label": t(name), lang: "" }, ...kids.filter(Boolean));
     const now = total && box.open && group("text", text(seq, box, spans, total));
     const pick = () => { box.open = !box.open; if (box.open) hub.agent = last = id; hub.change(); };
-    stepPut(box, el("div", { class: "a-head" }, el("button", { "data-k": "head", "aria-expanded": `${!!box.open}`, onclick: pick }, `${box.open ? "▾" : "▸"} ${hub.nameOf(id)}`), ...[`k_${seq.kind}`, `s_${seq.state}`].map(k => el("span", {}, t(k))), t("size", total, seq.segments.reduce((n, g) => n + g.blocks.length, 0)), lines[1] ? "" : el("span", {}, why)),
+    stepPut(box, el("div", { class: "a-head" }, el("button", { "data-k": "head", "aria-expanded": `${!!box.open}`, onclick: pick }, `${box.open ? "▾" : "▸"} ${hub.nameOf(id)}`), ...[`k_${seq.kind}`, `s_${seq.state}`].map(k => el("span", {}, t(k))), t("size", total, seq.segments.reduce((n, g) => n + g.blocks.length, 0)), lines[1] ? "" : el("span", {}, why), wait && el("span", { class: "a-wait" }, `${hub.t("step_o_deferred")}: ${stepSaid(hub, wait.reason)}`)),
       lines[1] && el("details", { class: "a-error" }, el("summary", {}, `✕ ${lines.at(-1)}`), el("pre", { tabindex: 0 }, why)),
       total && group("bar", bar(spans, total)), now);
     const other = hub.pin !== pin;
