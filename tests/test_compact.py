@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from harness import Bench, Op, Program, differences, one_thread, shifting
@@ -144,6 +145,31 @@ def test_what_is_promised_or_in_flight_does_not_move() -> None:
     toy.run()
     assert request.future.done()
     assert toy.states(last) == toy.model.run([last % 5] * 18)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_move_that_fails_costs_time_and_no_result(number: int) -> None:
+    toy, first, last = scattered()
+    store, copy, left = toy.cache.store, toy.cache.store.copy, [number]
+
+    def fails(*where: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError("no memory")
+        copy(*where)
+
+    store.copy = fails
+    with pytest.raises(OSError, match="no memory"):
+        compact(toy.cache)
+    store.copy = copy
+    assert not audit.faults(toy.ledger)
+    for agent, count in ((first, 6), (last, 10)):
+        answer = toy.do(agent, "write", [1], count=3)
+        assert answer == toy.model.generate([agent % 5] * count + [1], 3)
+    compact(toy.cache)
+    other = toy.agent("other")
+    toy.do(other, "append", [last % 5] * 10)
+    assert toy.states(other) == toy.model.run([last % 5] * 10)
 
 
 def edits() -> dict[str, tuple[str, Callable[[list[Event]], None]]]:
