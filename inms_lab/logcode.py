@@ -101,11 +101,15 @@ def _exactly(kind: type) -> Reader:
     def read(data: Any) -> Any:
         if type(data) is not kind:
             raise ValueError(f"{data!r:.40} is no {kind.__name__}")
-        if kind is int and not -LARGEST <= data < LARGEST:
-            raise ValueError(f"{data!r:.40} is too large")
         return data
 
     return read
+
+
+def _int(data: Any) -> int:
+    if type(data) is not int or not -LARGEST <= data < LARGEST:
+        raise ValueError(f"{data!r:.40} is no whole number of 32 bits")
+    return data
 
 
 def _bytes(data: Any) -> bytes:
@@ -122,8 +126,8 @@ def _list(data: Any) -> list[Any]:
 
 def _reader(kind: Any) -> Reader:
     """What reads a field of the declared type `kind`."""
-    if kind is bytes:
-        return _bytes
+    if kind in (bytes, int):
+        return _bytes if kind is bytes else _int
     if get_origin(kind) is not tuple:
         return _values(kind) if kind is Decision else _exactly(kind)
     parts = get_args(kind)
