@@ -169,7 +169,7 @@ def test_files_that_unpack_to_much_are_refused_within_400_mib(tmp_path: Path) ->
 
 
 def test_what_limits_a_file_lets_real_ones_through(tmp_path: Path) -> None:
-    """Transcripts pack to a thirtieth at the very most; one that does is read."""
+    """A transcript that says the same over and over packs well, and is read."""
     rng, line = Random(0), {"session": "s", "agent": "a"}
     said = [{"role": "user", "content": "the same thing again and again, until somebody hears it"}]
     values = [line | {"messages": said * 6, "answer": str(rng.random())} for _ in range(3000)]
