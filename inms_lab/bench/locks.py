@@ -28,6 +28,7 @@ from inms_lab.store import NoStore
 
 CLAIM, CLAIMED = "fine-locks", 0.30  # of claims.py
 ALONE = 0.3  # seconds for each part alone
+LONG = 4  # layers from which on a run is three times as long: few blocks are written in it
 
 
 def measure(load: Load, layers: Sequence[int], seconds: float, repeat: int) -> dict[str, Any]:
@@ -41,11 +42,11 @@ def measure(load: Load, layers: Sequence[int], seconds: float, repeat: int) -> d
         torch.set_num_threads(before)
     sizes = {"threads": load.threads, "prompt": load.prompt, "own": load.own, "block": BLOCK}
     claims = {CLAIM: claimed(rows, load)}
-    return {**sizes, "seconds": seconds, "rows": rows, "alone": alone, "claims": claims}
+    return {**sizes, "rows": rows, "alone": alone, "claims": claims}
 
 
 def _compared(load: Load, layers: int, seconds: float, repeat: int) -> dict[str, Any]:
-    load = replace(load, layers=layers)
+    load, seconds = replace(load, layers=layers), seconds * (1 if layers < LONG else 3)
     both = {coarse: Agents(load, coarse) for coarse in (True, False)}
     rates: dict[bool, list[float]] = {True: [], False: []}
     for agents in both.values():
@@ -65,6 +66,7 @@ def _compared(load: Load, layers: int, seconds: float, repeat: int) -> dict[str,
         agents.cache.store.close()
     return {
         "layers": layers,
+        "seconds": seconds,
         "coarse_tokens_per_s": round(statistics.median(rates[True]), 1),
         "fine_tokens_per_s": round(statistics.median(rates[False]), 1),
         "fine_to_coarse": round(ratio, 3),
