@@ -26,7 +26,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from bruteforce import Books
+from bruteforce import _APPLY, Books
 from toy import TensorModel, Toy, ToyModel, compare_books, compare_slots
 
 from inms_lab import audit
@@ -137,6 +137,15 @@ class Setup:
         return cls(mode, blocks, *chances, budget, often, seed=number)
 
 
+class Told(Books):
+    """The independent books, whose tables are looked through when it is asked for."""
+
+    def take(self, event: Event) -> None:
+        """One event; raises `Wrong` if it may not happen."""
+        _APPLY[type(event)](self, event)
+        self.counts = Counter(place for place, *_ in self.entries())
+
+
 class Faults:
     """Failures that are due, one of each kind: after so many calls more, half-way or not."""
 
@@ -216,7 +225,7 @@ class World(Toy):
         self.engine = self.lab.engine
         self.engine.cache.on_violation.clear()  # no file of it is wanted
         self.cache, self.log, self.ledger = self.engine.cache, self.engine.log, self.engine.ledger
-        self.books, self.known_states = Books(self.log.tokens), {}
+        self.books, self.known_states = Told(self.log.tokens), {}
         self.on_event: list[Callable[[Event], None]] = []
         self.is_toy = isinstance(self.model, ToyModel)
         for event in self.log.events:
@@ -243,7 +252,7 @@ class World(Toy):
 
         def entered(event: Event) -> None:
             enter(event)
-            self.books.apply(event)
+            self.books.take(event)
             self.unseen += 1
             if self.setup.every_event:
                 self._compare()
@@ -256,6 +265,7 @@ class World(Toy):
 
     def _compare(self) -> None:
         if self.unseen:
+            self.books._check()
             compare_books(self.books, self.ledger)
         self.unseen = 0
 

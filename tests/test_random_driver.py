@@ -8,9 +8,11 @@ another's private text or on the KV of blocks that it may not hold.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import hypothesis.strategies as st
@@ -47,6 +49,7 @@ from inms_lab.pool import Pool
 from inms_lab.store import KVStore
 from inms_lab.waste import compact
 
+ROOT = Path(__file__).resolve().parents[1]
 RUNS, LENGTH = 40, 250  # ten thousand operations
 NUMBER = st.integers(0, 255)
 OPS = st.tuples(
@@ -445,7 +448,7 @@ def is_poisoned(row: bytes) -> bool:
 def captured_loosely(setup: Setup, ops: list[Op], policy: Any, poison: bool) -> Captured:
     """A run that the independent books do not watch: a check may be off."""
     world = Captured(setup, model=tiny(), policy=policy, poison=poison)
-    world.books.apply = world.books._check = _nothing  # type: ignore[method-assign, assignment]
+    world.books.take = world.books._check = _nothing  # type: ignore[method-assign, assignment]
     world.books.taint = TaintOf(world)  # type: ignore[assignment]
     world._compare = _nothing  # type: ignore[method-assign, assignment]
     try:
@@ -463,3 +466,34 @@ class TaintOf(dict[Any, Any]):
 
     def __getitem__(self, place: tuple[str, int]) -> frozenset[str]:
         return frozenset(self.world.ledger.pools[place[0]].labels[place[1]])
+
+
+# the soak ---------------------------------------------------------------------------------------
+
+
+def test_a_soak_goes_on_where_it_was_and_writes_what_it_finds(
+    tmp_path: Path, monkeypatch: Patch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import soak
+
+    report = tmp_path / "report.json"
+    options = ["--length", "60", "--processes", "0", "--report", str(report)]
+    assert soak.main(["--ops", "120", *options]) == 0
+    assert soak.main(["--ops", "240", *options]) == 0
+    said = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (said["runs"], said["operations"], said["hung"]) == (4, 240, [])
+    report.write_text(json.dumps(said | {"running": 4}), "utf-8")  # as one that hung left it
+    with monkeypatch.context() as patch:
+        a_release_skips_a_block(patch)
+        assert soak.main(["--ops", "300000", *options]) == 1
+        (script,) = tmp_path.glob("soak_0_*.py")
+        assert f"python {script}" in capsys.readouterr().out
+        assert json.loads(report.read_text("utf-8"))["hung"] == [4]
+        text = script.read_text("utf-8")
+        assert text.count("\n        (") <= 8
+        with pytest.raises(AssertionError, match="LedgerViolation"):
+            exec(text, {})
+    exec(text, {})
+    with pytest.raises(SystemExit, match="another seed"):
+        soak.main(["--seed", "1", *options])
