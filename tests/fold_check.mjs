@@ -25,9 +25,11 @@ function plain(fold, state) {
   return { pools, seqs, records, step: state.step, row: state.row() };
 }
 
+const of = (fold, kind) => [...fold.kinds].filter(x => x[1] === kind).map(x => x[0]);
+const kinds = fold => ({ shifts: of(fold, "shift"), moves: of(fold, "moved") });
 const out = JSON.parse(readFileSync(0, "utf8")).map(({ messages, at, budget, spacing }) => {
   const fold = new Fold({ budget, spacing });
   const pushed = messages.map(m => fold.push({ ...m, words: ints(m.words), tokens: m.tokens && ints(m.tokens), keyframe: m.keyframe && ints(m.keyframe) }));
-  return { pushed, length: fold.length, frames: fold.frames.map(f => f.index), shifts: [...fold.shifts], moves: [...fold.moves], series: fold.series, states: at.map(i => plain(fold, fold.at(i))) };
+  return { pushed, length: fold.length, frames: fold.frames.map(f => f.index), ...kinds(fold), series: fold.series, states: at.map(i => plain(fold, fold.at(i))) };
 });
 console.log(JSON.stringify(out));

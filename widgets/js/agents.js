@@ -18,8 +18,21 @@ function agentSpans(state, seq, pin) {
   return out;
 }
 
+// Why a holder got nothing when it was last planned, at the cursor's moment; `known` is kept: the
+// decisions of each holder, and how many were read.
+function agentWaits(hub, known, id) {
+  const { decisions, firstDecision } = hub.fold;
+  if (!known.by || known.next > decisions.length) Object.assign(known, { by: new Map(), next: firstDecision });
+  for (const { by } = known; known.next < decisions.length; known.next++) {
+    const d = decisions[known.next];
+    if (d) (by.get(d.seq) || by.set(d.seq, []).get(d.seq)).push(d);
+  }
+  const last = known.by.get(id)?.findLast(d => d.stop <= hub.cursor);
+  return last?.outcome === "deferred" ? last : null;
+}
+
 export function agents(root, hub) {
-  const { fold } = hub, t = hub.words("agent"), cards = new Map(), list = el("ul");
+  const { fold } = hub, t = hub.words("agent"), cards = new Map(), known = {}, list = el("ul");
   const more = el("button", { onclick: () => { all = true; hub.change(); } }), masked = el("p", { hidden: true }, t("masked"));
   let last, auto = null, all = false, width = 0, pin = null;
   root.append(el("h3", {}, t("title")), masked, list, more);
@@ -69,7 +82,7 @@ export function agents(root, hub) {
   function card(state, seq) {
     const { id } = seq, spans = agentSpans(state, seq, hub.pin), total = state.numTokens(seq), box = boxOf(id);
     const told = state.str(seq.cause), why = !state.live(seq) && (fold.errors[id] || hub.word(`detail_w_${told}`, told)) || "", lines = why.trim().split("\n");
-    const wait = /^(prefilling|decoding)$/.test(seq.state) && hub.waits(id);
+    const wait = /^(prefilling|decoding)$/.test(seq.state) && agentWaits(hub, known, id);
     const sig = [seq.state, wait?.number, box.open, box.most, width, why.length, ...spans.map(s => s.like + s.to + s.site + s.refs)].join();
     if (box.sig === sig) return box;
     box.sig = sig;

@@ -7,8 +7,8 @@ import { poolNamed, holdersOf, lightHolder } from "./map_people.js";
 
 // An event in words.
 export function detailWords(hub, e) {
-  const say = word => hub.word(`detail_w_${word}`, word), copied = e.name === "Copied", moved = copied && hub.fold.moves.has(e.index), why = hub.fold.shifts.has(e.index) ? "shift" : e.verb && hub.said ? hub.said(e.cause) : e.cause, whose = e.piece >= 0 && hub.t("detail_fragment", hub.nameOf(e.source), e.encoded);
-  return hub.t(e.replaces >= 0 ? "detail_Replaced" : moved ? "detail_Moved" : `detail_${e.name}`, e.seq_id === undefined ? "" : hub.nameOf(e.seq_id), e.pool_id ?? e.group, copied ? `${e.src}` : runs(e.blocks || []), `${e.dst}`,
+  const say = word => hub.word(`detail_w_${word}`, word), copied = e.name === "Copied", kind = hub.fold.kinds.get(e.index), why = kind || (e.verb && hub.said ? hub.said(e.cause) : e.cause), whose = e.piece >= 0 && hub.t("detail_fragment", hub.nameOf(e.source), e.encoded);
+  return hub.t(e.replaces >= 0 ? "detail_Replaced" : copied && kind ? "detail_Moved" : `detail_${e.name}`, e.seq_id >= 0 ? hub.nameOf(e.seq_id) : "", e.pool_id ?? e.group, copied ? `${e.src}` : runs(e.blocks || []), `${e.dst}`,
     [e.verb, why, whose].filter(Boolean).map(say).join(": "), e.step ?? e.num_slots ?? e.num_blocks, e.items?.length, e.replaces >= 0 && hub.nameOf(e.replaces));
 }
 // Keys that these [pool, block] had before `index`: a function that gives [key, event that published it, place in it].

@@ -11,7 +11,7 @@ export class Fold {
   words = new Int32Array(1 << 14); used = 0;
   offsets = new Int32Array(1 << 12); first = 0; length = 0;
   table = new Int32Array(1 << 12); numTokens = 0; extra = [];
-  shifts = new Set(); moves = new Set(); // events that mounted blocks at a shift; that moved blocks
+  kinds = new Map(); // events that are one of several kinds of their type: "shift", "moved"
   decisions = []; firstDecision = 0; explained = new Map();
   end = new State(this.strings); frames = []; cursor = null;
   series = []; // rows of State.row, one an event, thinned when there are very many
@@ -43,7 +43,7 @@ export class Fold {
     return true;
   }
   begin(words, index) { // again, from the books at `index`; the tables stay
-    Object.assign(this, { first: index, length: index, used: 0, frames: [], shifts: new Set(), moves: new Set(), series: [], thin: 1, sampled: index, loose: false, cursor: null });
+    Object.assign(this, { first: index, length: index, used: 0, frames: [], kinds: new Map(), series: [], thin: 1, sampled: index, loose: false, cursor: null });
     this.end = new State(this.strings);
     restore(this.end, words, this.extra);
     this.end.index = index;
@@ -60,10 +60,9 @@ export class Fold {
       const i = this.length - this.first;
       if (i >= this.offsets.length) this.grow("offsets", i + 1);
       this.offsets[i] = at;
-      const { shifted, moved } = end;
+      end.kind = "";
       reduce(end, all, at);
-      if (end.shifted > shifted) this.shifts.add(this.length);
-      if (end.moved > moved) this.moves.add(this.length);
+      if (end.kind) this.kinds.set(this.length, end.kind);
       at += sizeOf(all, at);
       this.length++;
       if (this.length - this.sampled >= this.thin) this.sample();
@@ -99,9 +98,6 @@ export class Fold {
     return state;
   }
   place(index) { return this.offsets[index - this.first]; } // of an event in `words`
-  kind(index) { // of an event that is one of several kinds
-    return this.moves.has(index) ? "move" : this.shifts.has(index) ? "shift" : "";
-  }
   type(index) { return this.words[this.place(index)]; }
   event(index) {
     if (index < this.first || index >= this.length) return null;

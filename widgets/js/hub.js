@@ -126,18 +126,8 @@ export class Hub {
     }
     return this.no;
   }
-  waits(id) { // why a holder got nothing when it was last planned, at the cursor's moment
-    const list = this.fold.decisions;
-    if (!this.by || this.numBy > list.length) { this.by = new Map(); this.numBy = this.fold.firstDecision; }
-    for (const { by } = this; this.numBy < list.length; this.numBy++) {
-      const d = list[this.numBy];
-      if (d) (by.get(d.seq) || by.set(d.seq, []).get(d.seq)).push(d);
-    }
-    const d = this.by.get(id)?.findLast(x => x.stop <= this.cursor);
-    return d?.outcome === "deferred" ? d : null;
-  }
   jump(kind, way = 1) { // to just after the next (last) event of a kind; says so if there is none
-    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind === "fail" ? fold.event(i).verb === kind : fold.kind(i) === (kind === "shift" ? kind : "")),
+    const { fold, cursor } = this, wanted = (type, i) => type === JUMPS[kind] && (kind === "fail" ? fold.event(i).verb === kind : fold.kinds.get(i) === { shift: kind }[kind]),
       d = kind === "refuse" && this.decisionAt(way, d => REFUSALS.includes(d.outcome)), i = d ? -1 : fold.find(way > 0 ? cursor : cursor - 2, wanted, way);
     if (d) this.selectDecision(d.number);
     else if (i >= 0) this.seek(i + 1);

@@ -9,12 +9,10 @@ export function restore(state, words, extra) {
   for (let at = 0; at < words.length;) {
     const type = words[at];
     if (type === OPENED) { reduce(state, words, at); at += sizeOf(words, at); }
-    else if (type === K_POOL) at = restorePool(state, words, at);
-    else if (type === K_HOLDER) at = restoreHolder(state, words, at);
-    else if (type === K_SEGMENT) at = restoreSegment(state, words, at, extra);
-    else at = restoreRest(state, words, at);
+    else at = (RESTORE[type] || restoreRest)(state, words, at, extra);
   }
 }
+const RESTORE = { [K_POOL]: restorePool, [K_HOLDER]: restoreHolder, [K_SEGMENT]: restoreSegment };
 function restorePool(state, words, at) {
   const pool = state.pool(words[at + 1]), n = words[at + 2];
   for (let i = 0, p = at + 3; i < n; i++, p += 8) {

@@ -51,16 +51,14 @@ export function build(root, fold, options) {
 function key(hub, event) {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "range") return;
-  const way = event.shiftKey ? -1 : 1;
-  const act = {
-    ArrowRight: () => hub.step(1, event.shiftKey ? "token" : hub.unit),
-    ArrowLeft: () => hub.step(-1, event.shiftKey ? "token" : hub.unit),
+  const shift = event.shiftKey, unit = shift ? "token" : hub.unit, name = event.key.length > 1 ? event.key : event.key.toLowerCase();
+  const kind = { c: "copy", e: "evict", r: "refuse", s: "shift" }[name], act = kind ? () => hub.jump(kind, shift ? -1 : 1) : {
+    ArrowRight: () => hub.step(1, unit), ArrowLeft: () => hub.step(-1, unit),
     " ": () => hub.setMode(hub.moves ? "paused" : "play"),
     Home: () => hub.seek(hub.fold.first), End: () => hub.seek(hub.fold.length),
     f: () => hub.setMode("follow"), "]": () => hub.pick(1), "[": () => hub.pick(-1),
-    c: () => hub.jump("copy", way), e: () => hub.jump("evict", way), r: () => hub.jump("refuse", way), s: () => hub.jump("shift", way),
     Escape: () => { hub.setPin(null); hub.light([]); },
-  }[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+  }[name];
   if (!act) return;
   event.preventDefault(); event.stopPropagation();
   act();

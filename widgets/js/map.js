@@ -91,7 +91,7 @@ export function blockMap(root, hub) {
       const p = fold.place(i), type = words[p], [from, n, shift] = blocksOf(words, p);
       if (type === COMMANDED && fold.strings[words[p + 3]] === "rollback" || out.length > 30000) return null;
       if (type === COPIED) out.push([words[p + 4], words[p + 5]]);
-      for (let j = 0; j < n; j++) out.push([words[p + poolAt(type)], words[from + j] >> shift, fold.kind(i) === "move" ? "move" : KIND[type]]);
+      for (let j = 0; j < n; j++) out.push([words[p + poolAt(type)], words[from + j] >> shift, { moved: "move" }[fold.kinds.get(i)] || KIND[type]]);
     }
     return out;
   }

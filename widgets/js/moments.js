@@ -21,7 +21,7 @@ export class TimeIndex {
   read(fold) {
     const { words: w, offsets, strings, first, length, decisions } = fold, { lanes, marks, replaced } = this;
     for (; this.next < length; this.next++) {
-      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = fold.kind(this.next) || KIND[type];
+      const at = offsets[this.next - first], type = w[at], id = w[at + 1], now = this.next + 1, lane = lanes.get(id), kind = fold.kinds.get(this.next) || KIND[type];
       marks[kind]?.push(now); lane?.[kind]?.push(now);
       if (type === REGISTERED) this.begin(id, strings[w[at + 2]]);
       else if (type === RELEASED) {

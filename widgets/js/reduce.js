@@ -49,7 +49,9 @@ const REDUCE = {
     each(state, pool, blocks, block => { pool.share(block); pool.shifted[block] += seg.fragment; });
     state.mount(seq, seg, blocks, w[4], true);
     state.move(seq);
-    if (state.str(w[5]) === "hit") { state.hits += n; state.asked += n; state.shifted += n * seg.fragment; }
+    if (state.str(w[5]) !== "hit") return;
+    state.hits += n; state.asked += n;
+    if (seg.fragment) { state.shifted += n; state.kind = "shift"; }
   },
   [ALLOCATED](state, w) {
     const [seq, seg, pool] = place(state, w), n = w[5], blocks = w.subarray(6, 6 + n).map(word => word >> 1);
@@ -70,13 +72,13 @@ const REDUCE = {
       if (source.uneven.has(src)) state.refit(source, src);
     }
     state.move(seq);
-    if (source.state(src) === "free") state.moved++; // nobody else had it: it lies elsewhere now
+    if (source.state(src) === "free") state.kind = "moved"; // nobody else had it
     else state.asked++;
   },
   [EVICTED](state, w) {
     const pool = state.pool(w[1]);
     each(state, pool, w.subarray(4, 4 + w[3]), block => pool.evict(block));
-    state.moved += state.str(w[2]) === "moved";
+    if (state.str(w[2]) === "moved") state.kind = "moved";
   },
   [FREED]: (state, w) => letGo(state, w, w[6], w.subarray(8, 8 + w[7])),
   [ABORTED]: (state, w) => letGo(state, w, 0, w.subarray(7, 7 + w[6])),

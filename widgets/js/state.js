@@ -12,7 +12,7 @@ export const sum = (list, f) => { let n = 0; for (const x of list) n += f(x); re
 export class State {
   pools = new Map(); seqs = []; records = new Map();
   step = 0; index = 0; epoch = {};
-  alone = 0; hits = 0; asked = 0; shifted = 0; moved = 0;
+  alone = 0; hits = 0; asked = 0; shifted = 0; kind = ""; // of the last event
   constructor(strings) { this.strings = strings; } // the log's, which only grows
   copy(old = null) { // null: a keyframe, to be kept; `old`: a state that is thrown away for this one
     const to = Object.assign(Object.create(State.prototype), this);

@@ -37,7 +37,7 @@ export function stepSaid(hub, text) {
 const stepTell = (hub, { name, type: kind = name, src_pool, src, pool_id, dst, blocks = [], index, cause: told }) => {
   const word = (part, key) => hub.word(part + key, key);
   const some = blocks.slice(0, 12).join(" ") + (blocks.length > 12 ? ` … (${blocks.length})` : "");
-  const cause = { shift: "shift", move: "moved" }[hub.fold.kind(index)] || told, what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
+  const cause = hub.fold.kinds.get(index) || told, what = src_pool ? `${src_pool}:${src} → ${pool_id}:${dst}` : `${pool_id}: ${some}`;
   return `${word("step_e_", kind)} ${what}` + (cause ? ` · ${word("detail_w_", cause)}` : "");
 };
 

@@ -41,7 +41,7 @@ export function table(root, hub) {
     const count = { move: 0, shift: 0, [SHARED]: 0, [COPIED]: 0, [EVICTED]: 0 }, where = { [SHARED]: 6, [EVICTED]: 3 };
     for (let i = Math.max(told, fold.first); i < fold.length; i++) {
       const type = fold.type(i);
-      if (type in count) count[fold.kind(i) || type] += where[type] ? fold.words[fold.place(i) + where[type]] : 1;
+      if (type in count) count[fold.kinds.get(i) || type] += where[type] ? fold.words[fold.place(i) + where[type]] : 1;
     }
     told = fold.length; toldAt = Date.now();
     hub.say(t("line", ...[fold.end.step, fold.end.row()[2], count[SHARED], count[COPIED], count[EVICTED], count.shift].map(n)));

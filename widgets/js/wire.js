@@ -45,10 +45,8 @@ export const poolAt = type =>
 export function decode(words, at, strings) {
   const name = NAMES[words[at]], out = { name };
   FIELDS[name].split(" ").forEach((field, i) => {
-    const word = words[at + 1 + i], plain = field.replace(/^[$@]/, "");
-    if (field[0] === "$") out[plain] = strings[word];
-    else if (field[0] === "@") out[plain] = strings[word] ? strings[word].split("\n") : [];
-    else out[plain] = word;
+    const word = words[at + 1 + i], text = strings[word], mark = field[0];
+    out[field.replace(/^[$@]/, "")] = mark === "$" ? text : mark === "@" ? (text ? text.split("\n") : []) : word;
   });
   const [from, count, shift] = blocksOf(words, at);
   if (name === "Stepped") {
