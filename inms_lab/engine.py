@@ -58,7 +58,7 @@ class Engine:
         self.log.about = about | self.terms.about()
         self.desk = Desk()
         self.retired = set[int]()  # superseded records
-        self.shares: dict[str, Share] = {}
+        self.shares = {DEFAULT: Share(self, None)}  # by tenant
         self.planner = Planner(self)
         self.cancel = Flag()
         self.bookkeeping = 0.0  # seconds of schedule, plan, commit and log
