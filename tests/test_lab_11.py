@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,26 @@ def test_a_frozen_one_does_so_when_its_lease_has_run_out_and_is_refused_later(
     process.thaw()
     process.tell()
     assert process.hear() == "LeaseExpired"
+
+
+def test_a_frozen_process_does_not_outlive_the_notebook(tmp_path: Path) -> None:
+    """It could not end by itself, and would stay for ever."""
+    code = (
+        "from inms_lessons.crashes import AgentProcess\n"
+        "made = AgentProcess('import time; time.sleep(60)', '', '')\n"
+        "made.freeze()\n"
+        "print(made.process.pid, flush=True)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(done.stdout), 0)
+
+
+def test_what_a_broken_program_says_is_heard() -> None:
+    made = AgentProcess("import nothing_of_this_name", "", "")
+    assert made.hear().startswith("Traceback")
+    made.close()
+    made.close()
 
 
 def test_waiting_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 from inms_lab.errors import BadInput
 from inms_lab.lab import Lab
@@ -21,8 +23,9 @@ class AgentProcess:
     def __init__(self, program: str, address: str, name: str) -> None:
         self.name = name
         command = [sys.executable, "-c", program, address, name]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        pipe, both = subprocess.PIPE, subprocess.STDOUT  # its errors are heard as well
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=both, text=True)
+        self._end = weakref.finalize(self, _end, self.process)  # at the latest when we end
 
     def hear(self) -> str:
         """The next line that the program prints; "" if it has ended."""
@@ -55,9 +58,15 @@ class AgentProcess:
 
     def close(self) -> None:
         """Kill it if it still lives, and close its pipes."""
-        self.kill()
-        for pipe in (self.process.stdin, self.process.stdout):
-            assert pipe is not None
+        self._end()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):  # it died with something unread
             pipe.close()
 
 
