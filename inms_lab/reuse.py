@@ -21,7 +21,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.outcome import Gone, Plan
 from inms_lab.policy import PRIVATE, Place, Policy, placed
 from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
+from inms_lab.sequence import READ_ONLY, Sequence
 
 NO_KV = "nobody has encoded this text for others"
 FOREIGN = "of another tenant or model, or beyond the clearance"
@@ -110,6 +110,8 @@ def found(books: Ledger, seq: Sequence, tokens: bytes) -> Iterator[tuple[Sequenc
         for number, segment in enumerate(holder.segments):
             if len(segment.tokens) != length or segment.open or not segment.indexed:
                 continue
+            if seq.kind == "record" and segment.tier in READ_ONLY:
+                continue  # an agent's mount of such a text is no other KV
             there = holder.kind != "agent" or segment.computed == length
             shared = is_shared(segment.label) or "label" in seq.off
             allowed = there and shared and clears(seq, segment.label)

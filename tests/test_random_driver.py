@@ -46,6 +46,7 @@ from inms_lab.leases import Leases
 from inms_lab.outcome import Chunk
 from inms_lab.policy import Inms, Policy
 from inms_lab.pool import Pool
+from inms_lab.preload import _submit
 from inms_lab.store import KVStore
 from inms_lab.waste import compact
 
@@ -141,6 +142,28 @@ def test_an_interrupted_turn_leaves_no_empty_segment_behind() -> None:
         assert [len(part.tokens) for part in segments] == [3]
 
     within(World(Setup()), act)
+
+
+@pytest.mark.parametrize("keep", [9, 2])
+def test_a_record_is_encoded_whole_even_if_its_text_stands_in_a_prompt_too(keep: int) -> None:
+    """An agent's mount of the prompt, whole or cut, was taken for a text that it shares."""
+
+    def act(world: World) -> None:
+        prompt = [1, 2, 3, 4, 0, 1, 2, 3, 4]
+        prompts, _, _ = _submit(world.lab.home, [prompt])
+        world.lab.prompts.extend(prompts)
+        team = world.lab.groups["t"]
+        (agent,) = team.agents("a")
+        world.run()
+        world.ask(agent, "rollback", drop=9 - keep)
+        world.run()
+        record = team.publish(prompt[:keep], by=agent)
+        world.run()
+        segments = world.ledger.sequences[record.seq_id].segments
+        assert [len(part.tokens) for part in segments] == [9, keep]
+        assert not any(part.is_fragment for part in segments)
+
+    within(World(Setup(fragments=True)), act)
 
 
 @pytest.mark.parametrize("kind", ["clear", "copy"])
