@@ -27,7 +27,7 @@ endif
 QUIETLY := -qq --disable-pip-version-check --no-input
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input -c constraints.txt
 
-.PHONY: help lab test demo setup lint peers clean
+.PHONY: help lab test demo setup lint soak mutants peers clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -62,12 +62,23 @@ lint: $(VENV)/deps.stamp ## format check, lint, type check
 	@echo "[lint] mypy: types"
 	@$(BIN)/mypy
 
+# Goes on where it was stopped, by the report in benchmarks/scratch; ARGS="--ops 10000 --seed 1".
+soak: setup ## a million random operations with failures, then a thousand agent processes that die
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
+
+# About half an hour; ends with what survived, to be held against tests/MUTANTS.md.
+mutants: $(VENV)/deps.stamp ## the books changed in one place at a time: which changes does no test notice?
+	@echo "[mutants] installing mutmut"
+	@$(PIP) -qq -e ".[mutants]"
+	@$(BIN)/mutmut run --max-children 2 $(ARGS) | tail -n 1
+	@$(BIN)/mutmut results | grep -v killed || true
+
 # Other engines to compare with, each in an environment of its own; only benchmarks use them.
 peers: setup $(PEERS)/vllm.stamp $(PEERS)/llamacpp.stamp ## other engines' environments, for benchmarks/peers.py
 
 clean: ## remove .venv, caches and build output (the model in the user's cache and .peers stay)
 	@echo "[clean] removing .venv, caches and build output"
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	@find . -name __pycache__ -prune -exec rm -rf {} + -o -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
 $(VENV)/venv.stamp:
