@@ -17,11 +17,11 @@ __all__ = ["app"]  # with all measurements on it
 def locks(
     agents: Agents = 8,
     layers: Annotated[str, typer.Option(help="layers' products of a forward")] = "1,30",
-    seconds: Annotated[float, typer.Option(help="of each run; thrice with many layers")] = 1.0,
+    seconds: Annotated[float, typer.Option(help="of each run")] = 1.0,
     results: Results = None,
     as_json: AsJson = False,
     seed: Seed = 0,
-    repeat: Repeat = 8,
+    repeat: Repeat = 12,
 ) -> None:
     """One lock for lookup, hash, copy and write, against short critical sections; without a forward
     too."""

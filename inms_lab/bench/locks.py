@@ -28,7 +28,6 @@ from inms_lab.store import NoStore
 
 CLAIM, CLAIMED = "fine-locks", 0.30  # of claims.py
 ALONE = 0.3  # seconds for each part alone
-LONG = 4  # layers from which on a run is three times as long: few blocks are written in it
 
 
 def measure(load: Load, layers: Sequence[int], seconds: float, repeat: int) -> dict[str, Any]:
@@ -42,11 +41,11 @@ def measure(load: Load, layers: Sequence[int], seconds: float, repeat: int) -> d
         torch.set_num_threads(before)
     sizes = {"threads": load.threads, "prompt": load.prompt, "own": load.own, "block": BLOCK}
     claims = {CLAIM: claimed(rows, load)}
-    return {**sizes, "rows": rows, "alone": alone, "claims": claims}
+    return {**sizes, "seconds": seconds, "rows": rows, "alone": alone, "claims": claims}
 
 
 def _compared(load: Load, layers: int, seconds: float, repeat: int) -> dict[str, Any]:
-    load, seconds = replace(load, layers=layers), seconds * (1 if layers < LONG else 3)
+    load = replace(load, layers=layers)
     both = {coarse: Agents(load, coarse) for coarse in (True, False)}
     rates: dict[bool, list[float]] = {True: [], False: []}
     for agents in both.values():
@@ -66,7 +65,6 @@ def _compared(load: Load, layers: int, seconds: float, repeat: int) -> dict[str,
         agents.cache.store.close()
     return {
         "layers": layers,
-        "seconds": seconds,
         "coarse_tokens_per_s": round(statistics.median(rates[True]), 1),
         "fine_tokens_per_s": round(statistics.median(rates[False]), 1),
         "fine_to_coarse": round(ratio, 3),
@@ -129,7 +127,7 @@ def _part(name: str, load: Load, number: int) -> Callable[[], object]:
         small = Load(1, BLOCK, 4 * BLOCK, 0, load.seed)
         agents, lives = Agents(small, coarse=False, store=NoStore(1)), count()
         never = threading.Event()
-        return lambda: agents.live(0, next(lives), never, [0])
+        return lambda: agents.live(0, next(lives), never, [0.0])
     if name == "hash":
         tokens = array("i", text(load.seed, f"hash {number}", load.own))
         return lambda: block_keys(b"", b"", 0, tokens, BLOCK)
@@ -138,4 +136,4 @@ def _part(name: str, load: Load, number: int) -> Callable[[], object]:
         target = torch.zeros(2, LAYERS, KV_HEADS, 8 * BLOCK, DIM)
         return lambda: target[:, :, :, BLOCK : 2 * BLOCK].copy_(source)
     products = Agents(Load(1, BLOCK, BLOCK, 1, load.seed), coarse=False, store=NoStore(1))
-    return lambda: products.forward(1)
+    return lambda: products.forward()

@@ -83,11 +83,10 @@ class Agents:
         )
         while self.blocks.write_block(holder, self._put).num_tokens:
             pass
-        self.num_tokens = 0
 
     def run(self, seconds: float) -> float:
         """Tokens a second that all threads together have written."""
-        over, written = threading.Event(), [0] * self.load.threads
+        over, written = threading.Event(), [0.0] * self.load.threads
         start = threading.Barrier(self.load.threads + 1)
         self.clock.reset()
         errors: list[BaseException] = []
@@ -115,10 +114,17 @@ class Agents:
             thread.join()
         if errors:
             raise errors[0]
-        self.num_tokens += total
         return total / took
 
-    def live(self, number: int, life: int, over: threading.Event, written: list[int]) -> None:
+    def live(self, number: int, life: int, over: threading.Event, written: list[float]) -> None:
+        """An agent's life. What it wrote is counted layer by layer of its forwards, so that short
+        runs can be compared."""
+
+        def done(tokens: float) -> None:
+            if not over.is_set():
+                written[number] += tokens
+
+        layers = self.load.layers
         own = text(self.load.seed, f"{number} {life}", self.load.own)
         parts = [Part(self.prompt, "global"), Part(own)]
         seq_id, found = self.blocks.register_sequence(f"a{number}", private(f"a{number}"), parts)
@@ -127,17 +133,18 @@ class Agents:
             if over.is_set():
                 break
             with self.clock.part("forward"):
-                self.forward(self.load.layers)
-            count = self.blocks.write_block(seq_id, self._put).num_tokens
-            if not over.is_set():
-                written[number] += count
+                for _ in range(layers):
+                    self.forward()
+                    done(BLOCK / layers)
+            self.blocks.write_block(seq_id, self._put)
+            if not layers:
+                done(BLOCK)
         self.blocks.destroy_sequence(seq_id)
 
-    def forward(self, layers: int) -> None:
-        """The products of so many layers for the tokens of a block, in torch, one thread each."""
-        for _ in range(layers):
-            for rows, weights in zip(self.rows, self.weights, strict=True):
-                torch.mm(rows, weights)
+    def forward(self) -> None:
+        """The products of a layer for the tokens of a block, in torch, on the caller's thread."""
+        for rows, weights in zip(self.rows, self.weights, strict=True):
+            torch.mm(rows, weights)
 
     def _put(self, place: Place) -> None:
         """The KV of a block is put in its place."""
