@@ -61,6 +61,8 @@ def found(run: Callable[[int], None]) -> BaseException | None:
 
 
 def test_threads_over_the_three_calls_corrupt_nothing_and_end() -> None:
+    """vllm#37076, #37164: a found block is given away before it is pinned. vllm#41400: one can be
+    found before it is written. Here each slot that is read is looked at, in every interleaving."""
     seen = runs(RUNS)
     for what in ("computed", "shared", "deferred", "copied", "destroyed", "closed", "no room"):
         assert seen[what], f"nothing was {what}: the runs show too little"
@@ -349,6 +351,7 @@ def rounds(seed: int, count: int = 5, **options: Any) -> None:
 
 
 def test_threads_over_a_lab_corrupt_nothing_and_end() -> None:
+    """jupyterlab#19719: a handler races the running cell."""
     for seed in range(RUNS // 20):
         rounds(seed)
 
