@@ -206,12 +206,6 @@ MUTATIONS = {
         "        if False\n",
         "10",
     ),
-    "a lease never runs out": (
-        "leases.py",
-        "if entry.state == LIVE and now - entry.beaten >= self.length:",
-        "if False:",
-        "11",
-    ),
     "a late beat revives a lease": (
         "leases.py",
         "        return entry if entry.state == LIVE else None\n",

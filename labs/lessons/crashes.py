@@ -13,7 +13,7 @@ from contextlib import suppress
 from inms_lab.errors import BadInput
 from inms_lab.lab import Lab
 
-PATIENCE = 30.0  # seconds after which nothing is waited for any longer
+PATIENCE = 15.0  # seconds after which nothing is waited for any longer
 
 
 class AgentProcess:
