@@ -554,3 +554,35 @@ def test_25_merging_survives_very_unequal_weights() -> None:
     merged, lse = merge_state(out, high, out + 1, low)
     assert torch.equal(merged, out)
     assert torch.equal(lse, high)
+
+
+# --- 32: between processes --------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a child process begins as a copy")
+def test_32_what_a_child_process_writes_into_kv_is_not_seen_by_its_parent() -> None:
+    """ray#12317, #59084, sglang#37822, livekit/agents#7117: one process's write is seen by another.
+    Here of KV: a region is a map of the process's own, so a child has a copy as soon as it writes.
+    (Weights in shared pages are another matter.)"""
+    code = (
+        "import os, torch\n"
+        "torch.set_num_threads(1)\n"
+        "from inms_lab.store import KVStore\n"
+        "store = KVStore(num_layers=2, num_kv_heads=1, head_dim=2)\n"
+        "store.open('p', 8)\n"
+        "region = store.regions['p']\n"
+        "region[..., :4, :] = 1\n"
+        "told, tell = os.pipe()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    same = bool((region[..., :4, :] == 1).all())\n"
+        "    region.fill_(7)\n"
+        "    os.write(tell, b'written' if same and bool((region == 7).all()) else b'failed')\n"
+        "    os._exit(0)\n"
+        "print(os.read(told, 9).decode(), os.waitpid(child, 0)[1], region.sum().item())\n"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["written", "0", "32.0"], done.stderr
