@@ -153,9 +153,10 @@ class KVCache:
     def check(self) -> None:
         """Raises `LedgerViolation` if the books do not balance, or are not what the log makes of
         them; the door is closed then, until a check finds nothing."""
-        self._judge(
-            audit.faults(self.ledger) or audit.against(self.log, self.ledger, self._by_log())
-        )
+        with self.lock:
+            self._judge(
+                audit.faults(self.ledger) or audit.against(self.log, self.ledger, self._by_log())
+            )
 
     def _judge(self, faults: list[Fault]) -> None:
         if not faults:

@@ -49,12 +49,12 @@ class Tenant:
     @property
     def agents(self) -> dict[str, Agent]:
         """Its agents by their names in the lab."""
-        return {n: a for n, a in self.lab.agents.items() if a.tenant == self.name}
+        return {n: a for n, a in list(self.lab.agents.items()) if a.tenant == self.name}
 
     @property
     def groups(self) -> dict[str, Group]:
         """Its groups by their names in the lab."""
-        return {n: g for n, g in self.lab.groups.items() if g.tenant is self}
+        return {n: g for n, g in list(self.lab.groups.items()) if g.tenant is self}
 
     @property
     def copies(self) -> Copies:

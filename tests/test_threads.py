@@ -99,6 +99,23 @@ def test_a_program_makes_groups_and_agents(lab: Lab) -> None:
     assert lab.run_to() == {"a": [3, 4]}
 
 
+def test_a_tenant_is_looked_at_while_it_grows(lab: Lab) -> None:
+    """Its agents and groups are those of one moment, whatever another thread makes meanwhile."""
+    acme = lab.tenant("acme")
+
+    def grow() -> None:
+        for number in range(60):
+            acme.agent(f"a{number}", groups=())
+            acme.group(f"g{number}")
+
+    def look() -> list[int]:
+        return [len(acme.agents) + len(acme.groups) for _ in range(400)]
+
+    _, *counts = together([grow, look, look])
+    assert all(isinstance(found, list) and found == sorted(found) for found in counts), counts
+    assert (len(acme.agents), len(acme.groups)) == (60, 60)
+
+
 def test_groups_that_are_a_word_are_bad_input(lab: Lab) -> None:
     lab.group("t")
     with pytest.raises(BadInput, match="a list of names"):
