@@ -70,8 +70,9 @@ class Ages:
             elif isinstance(event, (Registered, Commanded)):
                 self._worked[event.seq_id] = self.step
             elif isinstance(event, Copied):
-                self._moved[event.src_pool, event.src] = self.step
-                self._moved[event.pool_id, event.dst] = self.step
+                source, target = (event.src_pool, event.src), (event.pool_id, event.dst)
+                self._moved[target] = self._moved.get(source, self._begun)  # a compaction is no use
+                self._moved[source] = self.step
             elif isinstance(event, (Shared, Allocated, Freed, Aborted)):
                 now, pool_id = self.step, event.pool_id
                 self._moved.update({(pool_id, block): now for block in event.blocks})

@@ -201,3 +201,15 @@ def test_a_positive_number_of_steps_is_never_off() -> None:
         assert held(idle) == 0
     with pytest.raises(BadInput, match="suspect_after must be at least 0"):
         lab(suspect_after=-1)
+
+
+def test_a_compaction_does_not_make_a_block_young() -> None:
+    with lab(suspect_after=10) as it:
+        gone, idle, worker = it.agent("gone"), it.agent("idle"), it.agent("worker")
+        gone.read([3] * 20).result()
+        idle.read([1] * 20).result()
+        gone.close().result()
+        busy(it, worker, 6)
+        assert it.compact() > 0
+        busy(it, worker, 5)
+        assert held(idle) == 0
