@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import logging
 import random
 import subprocess
 import sys
@@ -146,6 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hang", type=float, default=600.0, help="seconds after which a run hangs")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    logging.getLogger("concurrent.futures").setLevel(logging.CRITICAL)  # of what was planned
     soak = Soak(args.seed, args.length, args.report or SCRATCH / f"soak_{args.seed}.json")
     if code := _operations(soak, args.ops, args.hang):
         return code

@@ -123,6 +123,8 @@ class Setup:
     tensors: bool = False
     copy_budget: int = 16
     every_event: bool = True  # compare the books after each event, not after each operation only
+    suspect_after: int = 0
+    floor: int = 0  # private blocks that an agent keeps for sure
     seed: int = 0
 
     @classmethod
@@ -134,7 +136,8 @@ class Setup:
         blocks = (rng.choice((3, 6, 9)), rng.choice((4, 6, 9)), private)
         chances = rng.random() < 0.5, rng.random() < 0.1
         budget, often = rng.choice((1, 2, 16)), rng.random() < 0.1
-        return cls(mode, blocks, *chances, budget, often, seed=number)
+        upkeep = rng.choice((0, 0, 2, 6)), rng.choice((0, 0, 1))
+        return cls(mode, blocks, *chances, budget, often, *upkeep, seed=number)
 
 
 class Told(Books):
@@ -215,6 +218,8 @@ class World(Toy):
             context=120,
             debug=setup.every_event,
             copy_budget=setup.copy_budget,
+            suspect_after=setup.suspect_after,
+            floor_bytes=setup.floor * unit,
             **{name: count * unit for name, count in sizes.items()},
         )
         mode = policy or MODES[setup.mode]

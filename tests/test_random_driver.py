@@ -112,7 +112,8 @@ def test_ten_thousand_operations_with_failures_leave_nothing_wrong() -> None:
     seen = Anything.seen
     assert seen["operations"] >= 0.95 * RUNS * LENGTH, seen  # the last runs may be shorter
     happened = ("answered", "cancelled", "broken", "Evicted", "Copied", "Shared", "Aborted")
-    for what in (*happened, "PoolExhausted", "fork", "hit", "preempted", *KINDS):
+    causes = ("fork", "hit", "room", "preempted", "weak", "moved", "expire", "forgotten")
+    for what in (*happened, "PoolExhausted", *causes, *KINDS):
         assert seen[what], (what, seen)
 
 
