@@ -206,7 +206,11 @@ def test_the_table_has_every_block_once() -> None:
     table = story.table(119)
     assert story.at(119).step == 110
     assert table["blocks"].sum() == len(story.at(119).blocks)
-    assert table["holders"].str.contains("planner/2: agent, idle for").any()
+    both = table[table["holders"] == ", ".join(story.leaked)]
+    assert list(both["refcount"]) == [2]
+    assert list(both["kinds"]) == ["agent"]
+    assert list(both["idle"]) == ["72 to 75"]
+    assert "one is at work" in set(table["idle"])
 
 
 # answers ----------------------------------------------------------------------------------------
@@ -293,7 +297,7 @@ WRONG: dict[str, tuple[Rule, str, str, str]] = {
     ),
     "the refcount must be 1": (
         lambda held: held.refcount == 1 and all(map(rests, held.holders)),
-        "steps after planner/2 (agent, idle for",
+        "steps after planner (fork 9), idle for",
         "its refcount is 2: several holders can all be forgotten",
         "private",
     ),
@@ -333,9 +337,9 @@ def test_the_stub_accuses_a_record() -> None:
 
 def test_names_are_kept_from_a_rule() -> None:
     by_name: Rule = lambda held: all(  # noqa: E731
-        holder.name in ("planner/2", "planner/3") for holder in held.holders
+        holder.name in run(1).leaked for holder in held.holders
     )
-    assert "steps after planner/2" in wrong_of(by_name).came
+    assert "steps after planner (fork 9)" in wrong_of(by_name).came
 
 
 @pytest.mark.parametrize(

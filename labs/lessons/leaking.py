@@ -7,7 +7,7 @@ there whether it leaks.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -20,9 +20,10 @@ from inms_lab.log import Log
 from inms_lab.sweep import Ages
 
 from .small_labs import word_lab
+from .told import names_of
 
 STEPS = 150  # of a run
-MOST = 3  # holders of a block that the table names
+MOST = 2  # holders of a block that the table names
 EVERY = 10  # steps between two moments that are looked at
 AWAY = (10, 24)  # steps that who waits for a tool stays away, at least and at most
 SEEDS = (1, 2, 3)  # of the runs that a check looks at
@@ -70,12 +71,13 @@ class Run:
 
     def __init__(self, seed: int, suspect_after: int = 0) -> None:
         self.seed, self.suspect_after = seed, suspect_after
-        self.log, self.names, self._leaked = _play(seed, suspect_after)
+        self.log, self._leaked = _play(seed, suspect_after)
+        self.names = names_of(self.log)
         self.moments, self.forgotten = _looked_at(self)
 
     @property
     def leaked(self) -> list[str]:
-        """The titles of the holders that nobody closes."""
+        """The names of the holders that nobody closes, as pictures tell them."""
         return [self.names[seq_id] for seq_id in self._leaked]
 
     def leaks(self, moment: Moment, held: Held) -> bool:
@@ -105,8 +107,8 @@ class Run:
         return [moment for moment in self.moments if moment.step <= step][-1]
 
     def table(self, step: int) -> Any:
-        """What is known then, as a pandas DataFrame: blocks with the same holders in one row.
-        `unmoved`: of the block of the row whose refcount changed last, and first."""
+        """What is known then, as a pandas DataFrame: blocks with the same holders in one row. Of
+        several ages the least and the greatest are told."""
         import pandas as pd
 
         rows: dict[tuple[Any, ...], list[Held]] = {}
@@ -114,13 +116,20 @@ class Run:
             rows.setdefault((held.pool, held.refcount, held.holders), []).append(held)
         lines = []
         for (pool, count, holders), blocks in rows.items():
-            ages = sorted(held.unmoved for held in blocks)
-            names = ", ".join(f"{h.name}: {h.kind}, {state(h)}" for h in holders[:MOST])
-            more = f" and {len(holders) - MOST} more" if len(holders) > MOST else ""
-            unmoved = f"{ages[0]} to {ages[-1]}" if ages[0] < ages[-1] else f"{ages[0]}"
-            lines.append((pool, len(blocks), count, unmoved, names + more))
-        columns = ["pool", "blocks", "refcount", "unmoved", "holders"]
+            names = ", ".join(holder.name for holder in holders[:MOST])
+            names += f" and {len(holders) - MOST} more" * (len(holders) > MOST)
+            kinds = ", ".join(dict.fromkeys(holder.kind for holder in holders))
+            works = any(holder.has_work for holder in holders)
+            idle = "one is at work" if works else _ages(holder.idle for holder in holders)
+            unmoved = _ages(held.unmoved for held in blocks)
+            lines.append((pool, len(blocks), count, unmoved, names, kinds, idle))
+        columns = ["pool", "blocks", "refcount", "unmoved", "holders", "kinds", "idle"]
         return pd.DataFrame(lines, columns=columns)
+
+
+def _ages(ages: Iterable[int]) -> str:
+    least, *_, greatest = sorted([*ages] * 2)
+    return f"{least} to {greatest}" if least < greatest else f"{least}"
 
 
 def state(holder: Holder) -> str:
@@ -137,8 +146,8 @@ def run(seed: int, suspect_after: int = 0) -> Run:
 # the run itself ---------------------------------------------------------------------------------
 
 
-def _play(seed: int, suspect_after: int) -> tuple[Log, dict[int, str], list[int]]:
-    """The log, everybody's title, and the ids of those that are forgotten."""
+def _play(seed: int, suspect_after: int) -> tuple[Log, list[int]]:
+    """The log, and the ids of those that are forgotten."""
     rng = random.Random(seed)
     lab = word_lab(num_blocks=160, suspect_after=suspect_after)
     lab.preload(PROMPT, progress=False)
@@ -146,14 +155,13 @@ def _play(seed: int, suspect_after: int) -> tuple[Log, dict[int, str], list[int]
     clerk, writer, planner, *callers = team.agents("clerk", "writer", "planner", "cora", "carl")
     team.publish(RULE, by=clerk)
     team.publish(SPARE, by=clerk, behind="prompt")  # which nobody attaches in this run
-    titles = {agent.seq_id: agent.title for agent in (clerk, writer, planner, *callers)}
     leaked: list[int] = []
     at = lab.engine.ledger.num_steps
     writer.attach(team.records[0]).result()
     writer.read(_words(rng, 14)).result()
     writing = writer.write(STEPS + 20, stop=False)
     actors = [(0, _caller(caller, team, rng)) for caller in callers]
-    actors.append((rng.randint(2, 6), _planner(planner, rng, titles, leaked)))
+    actors.append((rng.randint(2, 6), _planner(planner, rng, leaked)))
     for step in range(STEPS):
         lab.driver.run_sync(lambda want=at + step: lab.engine.ledger.num_steps >= want)  # type: ignore[misc]
         due, actors = [a for a in actors if a[0] <= step], [a for a in actors if a[0] > step]
@@ -161,10 +169,7 @@ def _play(seed: int, suspect_after: int) -> tuple[Log, dict[int, str], list[int]
     assert not writing.done(), "there is always somebody at work"
     log = lab.log.copy()
     lab.assert_clean()
-    named = {
-        seq.seq_id: titles.get(seq.seq_id, seq.name) for seq in log.replay().sequences.values()
-    }
-    return log, named, leaked
+    return log, leaked
 
 
 def _words(rng: random.Random, count: int) -> str:
@@ -180,16 +185,13 @@ def _caller(me: Agent, team: Any, rng: random.Random) -> Iterator[int]:
         yield 4 + rng.randint(*AWAY)
 
 
-def _planner(
-    me: Agent, rng: random.Random, titles: dict[int, str], leaked: list[int]
-) -> Iterator[int]:
+def _planner(me: Agent, rng: random.Random, leaked: list[int]) -> Iterator[int]:
     """Tries drafts in forks of itself. One is closed; of the other two nobody thinks again."""
     me.read(_words(rng, rng.randint(7, 12)))
     yield 3
     good = me.fork()
     yield 2
     draft = good.result()
-    titles[draft.seq_id] = draft.title
     draft.read(_words(rng, 9))
     draft.write(3, stop=False)
     yield rng.randint(8, 16)
@@ -198,14 +200,12 @@ def _planner(
     first = me.fork()
     yield 2
     bad = first.result()
-    titles[bad.seq_id] = bad.title
     bad.read(_words(rng, rng.randint(10, 15)))
     bad.write(2, stop=False)
     yield 6
     second = bad.fork()
     yield 2
     worse = second.result()
-    titles[worse.seq_id] = worse.title
     worse.read(_words(rng, rng.randint(6, 9)))
     leaked += [bad.seq_id, worse.seq_id]
     yield 4

@@ -96,7 +96,7 @@ def _idle(holder: Any) -> int:
 
 def _missed(rule: Callable[..., Any], found: Run, moment: Moment, held: Held) -> Wrong:
     """A leak that was not found in time."""
-    who = " and ".join(f"{h.name} ({h.kind}, {state(h)})" for h in held.holders)
+    who = " and ".join(f"{h.name}, {state(h)}," for h in held.holders)
     hint = f"nobody comes back after {IN_TIME} steps. Which of its facts makes your rule say no?"
     last = [b for b in found.moments[-1].blocks if (b.pool, b.block) == (held.pool, held.block)]
     if last and rule(_nameless(last[0])):
