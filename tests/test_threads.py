@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -101,19 +102,28 @@ def test_a_program_makes_groups_and_agents(lab: Lab) -> None:
 
 def test_a_tenant_is_looked_at_while_it_grows(lab: Lab) -> None:
     """Its agents and groups are those of one moment, whatever another thread makes meanwhile."""
-    acme = lab.tenant("acme")
+    acme, grown = lab.tenant("acme"), threading.Event()
 
     def grow() -> None:
-        for number in range(60):
-            acme.agent(f"a{number}", groups=())
+        for number in range(100):
+            acme.agent(f"a{number}")
             acme.group(f"g{number}")
+        grown.set()
 
     def look() -> list[int]:
-        return [len(acme.agents) + len(acme.groups) for _ in range(400)]
+        counts = []
+        while not grown.is_set():
+            counts.append(len(acme.agents) + len(acme.groups))
+        return counts
 
-    _, *counts = together([grow, look, look])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        _, *counts = together([grow, look, look])
+    finally:
+        sys.setswitchinterval(before)
     assert all(isinstance(found, list) and found == sorted(found) for found in counts), counts
-    assert (len(acme.agents), len(acme.groups)) == (60, 60)
+    assert (len(acme.agents), len(acme.groups)) == (100, 100)
 
 
 def test_groups_that_are_a_word_are_bad_input(lab: Lab) -> None:
