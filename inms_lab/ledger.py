@@ -91,8 +91,8 @@ class Ledger:
             seq.append(e, self.tokens[e.offset : e.offset + e.length], size, donor)
         elif e.verb == "detach":
             seq.detach(e, self.pools[e.pool_id].block_size)
-        elif e.verb == "rollback":
-            for pool_id, block in seq.rollback(e.count):
+        elif e.verb in ("rollback", "stop"):
+            for pool_id, block in seq.rollback(e.count) if e.verb == "rollback" else seq.begun():
                 self.pools[pool_id].withdraw(block)
         if e.verb in ("write", "rollback", "stop"):
             seq.to_generate = e.count if e.verb == "write" else 0

@@ -147,6 +147,11 @@ class Sequence:
         self.wanted = min(self.wanted, count)
         return through
 
+    def begun(self) -> list[tuple[str, int]]:
+        """The (pool, block) that is partly written, of each segment that has one."""
+        parts = [(part, divmod(part.computed, part.block_size)) for part in self.segments]
+        return [(part.pool_id, part.blocks[index]) for part, (index, rest) in parts if rest]
+
     def begins_as(self, number: int, pool: Pool, block: int) -> bool:
         """Whether a published block stands behind exactly what segment `number` stands behind."""
         segment, tokens = self.segments[number], array("i", pool.tokens[block])

@@ -12,6 +12,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,8 +43,9 @@ from inms_lab import label
 from inms_lab.desk import Desk
 from inms_lab.errors import StepInterrupted
 from inms_lab.events import Copied, Event, Evicted, Freed, Registered, Shared
+from inms_lab.freeing import freed
 from inms_lab.leases import Leases
-from inms_lab.outcome import Chunk
+from inms_lab.outcome import Chunk, Plan
 from inms_lab.policy import Inms, Policy
 from inms_lab.pool import Pool
 from inms_lab.preload import _submit
@@ -141,6 +143,34 @@ def test_an_interrupted_turn_leaves_no_empty_segment_behind() -> None:
         assert [len(part.tokens) for part in segments] == [3, 0]
         world.engine.stop_all(StepInterrupted("stopped"))
         assert [len(part.tokens) for part in segments] == [3]
+
+    within(World(Setup()), act)
+
+
+def test_nobody_waits_for_a_block_whose_writer_was_interrupted() -> None:
+    """A fork waited for ever for what its sibling had begun to write and was stopped at."""
+
+    def act(world: World) -> None:
+        agent = world.lab.agent("a", groups=("t",))
+        world.ask(agent, "append", [1] * 9)
+        world.run()
+        world.engine.config = replace(world.engine.config, token_budget=3)
+        world.ask(agent, "fork")
+        world.engine.enter()
+        world.look()
+        sibling = world.agent_at(0, 1)
+        assert sibling is not None
+        assert sibling.seq_id != agent.seq_id
+        for one in (agent, sibling):  # idle, its KV is taken from it
+            plan = freed(world.ledger.sequences[one.seq_id], 0, "preempted", True)
+            world.cache.commit(Plan(len(world.log), plan))
+        world.ask(agent, "write", count=2)
+        world.engine.step()
+        world.ask(sibling, "append", [2, 2])
+        world.engine.step()
+        assert world.ledger.pools["private"].pending
+        world.engine.stop_all(StepInterrupted("stopped"))
+        assert not world.ledger.pools["private"].pending
 
     within(World(Setup()), act)
 

@@ -113,6 +113,8 @@ const REDUCE = {
     if (verb === "append" || verb === "write") append(state, w, seq);
     else if (verb === "detach") detach(state, w, seq, count);
     else if (verb === "rollback") rollback(state, seq, count);
+    else if (verb === "stop") for (const s of seq.segments) // what is begun, nobody need finish
+      if (s.computed % s.size) state.pool(s.pool).flags[s.blocks[Math.floor(s.computed / s.size)]] &= ~PROMISED;
     if (verb === "write" || verb === "rollback" || verb === "stop") {
       seq.generate = verb === "write" ? count : 0;
       seq.logits = false;
