@@ -126,8 +126,8 @@ def _of_holders(
     parent = f" of {books.sequences[chain[0].parent_id].name}" if forks else ""
     last = max(activity.active[seq.seq_id].step for seq in group)
     because = (
-        f"{len(group)} holders ({_some(names)}) do nothing and hold {len(blocks)} blocks that "
-        f"nobody else holds; the first began in step {since.step}, the last was at work in step "
+        f"{len(group)} holders ({_some(names)}) have nothing to do and hold {len(blocks)} blocks "
+        f"that nobody else holds; the first began in step {since.step}, the last was at work in step "
         f"{last}, now it is step {books.num_steps}; each began when the one before had gone idle"
     )
     what = f"{'a fork' if forks else chain[0].name}{parent} was registered"
@@ -144,9 +144,9 @@ def _of_records(books: Ledger, activity: Activity, records: list[Sequence]) -> F
     blocks = _alone(books, [*records, *readers])
     names = list(dict.fromkeys(seq.name for seq in readers))
     because = (
-        f"{len(records)} records that hold no longer keep their blocks, for {_some(names)} read "
-        f"them and do nothing; with these readers they hold {len(blocks)} blocks that nobody else "
-        f"holds"
+        f"{len(records)} records that hold no longer keep their blocks, for they are read by "
+        f"{_some(names)}, with nothing to do; with these readers they hold {len(blocks)} blocks "
+        f"that nobody else holds"
     )
     what = f"{records[0].name} was superseded"
     advice = "close those readers, or have them attach what replaced it (`agent.outdated` names it)"

@@ -161,8 +161,8 @@ class NoRooms:
         seq_id = last[block]
         names = list(dict.fromkeys(books.sequences[i].name for i in sorted(since)))
         because = (
-            f"{len(held)} blocks of {lack.pool_id} are held by {', '.join(names[:4])}, who do "
-            f"nothing: {_lacks(lack)}"
+            f"{len(held)} blocks of {lack.pool_id} are held by {', '.join(names[:4])}, with "
+            f"nothing to do: {_lacks(lack)}"
         )
         what = f"{books.sequences[seq_id].name} was last at work"
         if seq_id in activity.replaced:

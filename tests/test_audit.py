@@ -243,6 +243,10 @@ def test_a_lab_whose_books_do_not_balance_goes_on_read_only(lab: Lab, folder: Pa
         lambda: lab.groups["team"].publish([1, 2], by=a),
         lambda: lab.start({a: writes}),
         lambda: lab.run_to(),
+        lambda: lab.tenant("other"),
+        lambda: lab.lease(a),
+        lambda: lab.compact(),
+        lambda: lab.serve(),
     ]
     for change in changes:
         with pytest.raises(LabReadOnly, match=r"read-only since event .* make a new lab"):

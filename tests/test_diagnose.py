@@ -24,12 +24,14 @@ from inms_lab.cli import app
 from inms_lab.config import Config
 from inms_lab.diagnose import BALANCE, diagnose
 from inms_lab.errors import BadInput, PoolExhausted
-from inms_lab.events import Allocated, Copied, Registered, Released, Shared
+from inms_lab.events import Allocated, Commanded, Copied, Registered, Released, Shared
 from inms_lab.findings import COMPLAINTS, GROWTH, QUALITY, ROOM, STORM, Diagnosis, Finding
 from inms_lab.gate import OPEN, Calibration, Gate
 from inms_lab.lab import Lab
 from inms_lab.log import Log
 from inms_lab.policy import Inms, Policy
+from inms_lessons.culprits import CASES, digest
+from inms_lessons.planted import planted
 
 GOOD = shifted.MEASURED
 POOR = Gate(calibration=Calibration("toy", 0.9, (0.7, 1.1), 0.6, (0.5, 0.7), 50, 1.5, 0.01))
@@ -336,7 +338,7 @@ def test_forks_that_nobody_closes_are_named_from_the_first_on() -> None:
         found = only(lab.diagnose(idle_after=16), GROWTH)
         first = next(n for n in events(lab, Registered) if lab.log.events[n].parent_id >= 0)  # type: ignore[union-attr]
         assert (found.cause, found.index) == ("forks that nobody closes", first)
-        assert found.because.startswith("4 holders (worker) do nothing and hold")
+        assert found.because.startswith("4 holders (worker) have nothing to do")
         nothing(lab.diagnose(idle_after=1000))
 
 
@@ -431,6 +433,28 @@ def test_a_labs_suspect_after_says_when_a_holder_is_idle() -> None:
         assert only(diagnose(log), GROWTH).cause == "agents that nobody closes"
         log.about = {**log.about, "suspect_after": 0}
         nothing(diagnose(log))
+
+
+# logs of others ---------------------------------------------------------------------------------
+
+
+def test_what_lab_04_asks_for_is_found_in_its_logs() -> None:
+    """Thousands of events with one planted fault, whose place is known as a digest only."""
+    mount = diagnose(planted("mount")).about(QUALITY)
+    assert mount is not None
+    assert mount.cause == "the label check is off"
+    assert digest("mount", mount.index) == CASES["mount"].digest
+    leak = diagnose(planted("leak")).about(ROOM)
+    assert leak is not None
+    assert (leak.cause, leak.holders) == ("idle holders", ("jon",))
+    events = planted("leak").events
+    commands = [n for n, event in enumerate(events) if isinstance(event, Commanded)]
+    (last,) = (n for n in commands if digest("leak", n) == CASES["leak"].digest)
+    ids = {item[0] for item in events[leak.index].items}  # type: ignore[union-attr]
+    assert events[last].seq_id in ids  # type: ignore[union-attr]
+    assert last < leak.index  # the last step of that command
+    assert not [n for n in commands if n > last and events[n].seq_id == events[last].seq_id]  # type: ignore[union-attr]
+    nothing(diagnose(planted("gap")))
 
 
 # what it says -----------------------------------------------------------------------------------
