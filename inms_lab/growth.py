@@ -127,8 +127,8 @@ def _of_holders(
     last = max(activity.active[seq.seq_id].step for seq in group)
     because = (
         f"{len(group)} holders ({_some(names)}) have nothing to do and hold {len(blocks)} blocks "
-        f"that nobody else holds; the first began in step {since.step}, the last was at work in step "
-        f"{last}, now it is step {books.num_steps}; each began when the one before had gone idle"
+        f"that nobody else holds; the first began in step {since.step}, the last was at work in "
+        f"step {last}, now it is step {books.num_steps}; each began when the one before was idle"
     )
     what = f"{'a fork' if forks else chain[0].name}{parent} was registered"
     advice = "close each when it is done (`agent.close()`, or a `with` block of `lab.lease(agent)`)"
