@@ -8,7 +8,7 @@ No weights: a token is a word.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from inms_lab.ledger import Ledger
 from inms_lab.model.forward import DryModel
 from inms_lab.outcome import Gone, Outcome, Plan
 from inms_lab.plan import plan_extend
+from inms_lab.planning import Planner, Share
 from inms_lab.policy import Inms
 from inms_lab.request import Request
 from inms_lab.reuse import detach
@@ -75,6 +76,7 @@ class Guarded(Engine):
         model, self.words = DryModel(WORDS, 1024, WORD_BYTES), Words()
         config = Config(BLOCK, 0, 64, 1024, ROOM, ROOM, ROOM)
         super().__init__(model, model.new_store(), Inms().without("label"), config, OPEN)
+        self.planner = _Planner(self)
         self.log.piece = self.words.piece
         self.functions = join, may_hold
         self.contexts: dict[int, list[Made]] = {}  # holder -> of each of its segments
@@ -138,7 +140,8 @@ class Guarded(Engine):
                 own |= label.private(self.ledger.sequences[event.seq_id].name)
         contexts.append(self.joined(contexts[-1].label if contexts else label.PUBLIC, own))
 
-    def _extend(self, seq_id: int, budget: int, busy: set[int], force: bool = False) -> Outcome:
+    def extend(self, seq_id: int, budget: int) -> Outcome:
+        """Plan and commit for one holder, on the books as it may see them."""
         while True:
             books = self._blocks_for(self.ledger.sequences[seq_id])
             outcome = plan_extend(books, len(self.log), seq_id, budget)
@@ -173,6 +176,17 @@ class Guarded(Engine):
                 elif found:
                     del index[key]
         return books
+
+
+class _Planner(Planner):
+    """Asks the guarded engine; its pools are large, so nobody has to give way."""
+
+    engine: Guarded
+
+    def _extend(
+        self, share: Share, seq_id: int, budget: int, busy: Set[int], force: bool = False
+    ) -> Outcome:
+        return self.engine.extend(seq_id, budget)
 
 
 def _first(segment: Segment) -> Site:
