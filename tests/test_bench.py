@@ -411,6 +411,7 @@ def test_texts_are_nobody_elses() -> None:
 
 def test_locks_are_compared_over_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "ALONE", 0.01)
+    monkeypatch.setattr(locks, "TRIES", 2)
     found = locks.measure(threads.Load(3, 32, 32, 0), [0, 1], 0.1, 2)
     assert [row["layers"] for row in found["rows"]] == [0, 1]
     for row in found["rows"]:
