@@ -15,6 +15,13 @@ from inms_lab.lab import Lab
 
 PATIENCE = 15.0  # seconds after which nothing is waited for any longer
 
+# A frozen process cannot end by itself: on Linux the system ends it when we are killed.
+WITH_US = """
+import ctypes, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
+"""
+
 
 class AgentProcess:
     """A process that runs `program`, Python source. The program finds the address of the lab's
@@ -22,7 +29,7 @@ class AgentProcess:
 
     def __init__(self, program: str, address: str, name: str) -> None:
         self.name = name
-        command = [sys.executable, "-c", program, address, name]
+        command = [sys.executable, "-c", WITH_US + program, address, name]
         pipe, both = subprocess.PIPE, subprocess.STDOUT  # its errors are heard as well
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=both, text=True)
         self._end = weakref.finalize(self, _end, self.process)  # at the latest when we end

@@ -13,11 +13,10 @@ from functools import cache
 from typing import Any
 
 from inms_lab.agent import Agent
-from inms_lab.events import Stepped
+from inms_lab.events import Aborted, Allocated, Copied, Event, Freed, Shared, Stepped
 from inms_lab.growth import Activity
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.sweep import Ages
 
 from .small_labs import word_lab
 from .told import names_of
@@ -221,20 +220,30 @@ def _looked_at(run: Run) -> tuple[list[Moment], int]:
     """The moments of a run, and the step in which those that leak were last at work."""
     log = run.log
     books = Ledger.replay(log.snapshot, (), log.tokens)
-    activity, ages = Activity(books, log.first), Ages()
+    activity, moved = Activity(books, log.first), dict[tuple[str, int], int]()
     moments: list[Moment] = []
     for index, event in enumerate(log.events, log.first):
-        ages.follow((event,))
+        _moves(moved, books.num_steps, event)
         before = books.num_steps
         books.reduce(event)
         activity.saw(books, index, event)
         if books.num_steps > before and books.num_steps % EVERY == 0:
-            blocks = tuple(_held(run, books, activity, ages))
+            blocks = tuple(_held(run, books, activity, moved))
             moments.append(Moment(books.num_steps, index + 1, blocks))
     return moments, max(activity.active[seq_id].step for seq_id in run._leaked)
 
 
-def _held(run: Run, books: Ledger, activity: Activity, ages: Ages) -> Iterator[Held]:
+def _moves(moved: dict[tuple[str, int], int], step: int, event: Event) -> None:
+    """Remember whose refcount an event moves."""
+    if isinstance(event, (Shared, Allocated, Freed, Aborted)):
+        moved.update(((event.pool_id, block), step) for block in event.blocks)
+    elif isinstance(event, Copied):
+        moved[event.pool_id, event.dst] = moved[event.src_pool, event.src] = step
+
+
+def _held(
+    run: Run, books: Ledger, activity: Activity, moved: dict[tuple[str, int], int]
+) -> Iterator[Held]:
     tables: dict[tuple[str, int], list[Holder]] = {}
     for seq in books.holders():
         idle = books.num_steps - activity.active[seq.seq_id].step
@@ -244,5 +253,6 @@ def _held(run: Run, books: Ledger, activity: Activity, ages: Ages) -> Iterator[H
                 tables.setdefault((segment.pool_id, block), []).append(holder)
     for (pool_id, block), holders in sorted(tables.items()):
         pool = books.pools[pool_id]
+        unmoved = books.num_steps - moved[pool_id, block]
         where = (pool_id, block, pool.spec.tier)
-        yield Held(*where, pool.refs[block], ages.of(pool_id, block), tuple(holders))
+        yield Held(*where, pool.refs[block], unmoved, tuple(holders))
