@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from itertools import chain
 
@@ -47,13 +48,16 @@ def plan_preempt(
     busy: Set[int] = frozenset(),
     force: bool = False,
     floor: int = 0,
+    missing: int = 0,
 ) -> Plan | None:
     """Make somebody give up KV in `pool_id` so that `seq_id` can go on; None: nobody may be asked.
 
     Order of victims: agents without work, then working agents that registered after `seq_id` (with
     `force` earlier ones too); among equals the one that registered last; never one that is
     `busy` in this step. Nobody is left with fewer than `floor` blocks, and who has fewer may take
-    from any that has more. Tokens are kept and computed again when needed.
+    from any that has more. Nobody gives anything where all of them together have less than the
+    `missing` blocks: it would help nobody, and they would compute it again and again. Tokens are
+    kept and computed again when needed.
     """
 
     def above(seq: Sequence) -> int:
@@ -71,11 +75,24 @@ def plan_preempt(
         and (force or not seq.has_work or seq.seq_id > seq_id)
         and above(seq) > 0
     ]
-    if not victims:
+
+    def gives(seq: Sequence) -> tuple[Freed, ...]:
+        keep = _behind(seq, pool_id, held(seq, pool_id) - above(seq))
+        return freed(seq, keep, "preempted")
+
+    if not victims or missing > _gain(books, pool_id, seq_id, map(gives, victims)):
         return None
-    victim = max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))
-    keep = _behind(victim, pool_id, held(victim, pool_id) - above(victim))
-    return Plan(at, freed(victim, keep, "preempted"))
+    return Plan(at, gives(max(victims, key=lambda seq: (not seq.has_work, seq.seq_id))))
+
+
+def _gain(books: Ledger, pool_id: str, seq_id: int, given: Iterable[tuple[Freed, ...]]) -> int:
+    """Blocks of a pool that are had when all of this is given, or that a holder then need not copy
+    to go on writing."""
+    gone = Counter(b for e in chain(*given) if e.pool_id == pool_id for b in e.blocks)
+    refs = books.pools[pool_id].refs
+    seq = books.sequences.get(seq_id)
+    begun = {block for pool, block in (seq.begun() if seq else ()) if pool == pool_id}
+    return sum(refs[block] - count <= (block in begun) for block, count in gone.items())
 
 
 def _own(seq: Sequence, pool_id: str) -> Iterator[Segment]:

@@ -55,12 +55,14 @@ class Planner:
     def begin(self) -> None:
         """A step begins: every tenant's budgets are whole."""
         self.victims = set()
-        queues, sequences = self.engine.desk.queues, self.books.sequences
+        desk, sequences = self.engine.desk, self.books.sequences
+
+        def waits(seq_id: int) -> bool:
+            asked = sequences[seq_id].has_work or desk.first(seq_id) is not None
+            return sequences[seq_id].is_live and asked
+
         for share in self.engine.shares.values():
-            share.copies.begin(
-                share.config.copy_budget,
-                lambda i: sequences[i].is_live and (sequences[i].has_work or i in queues),
-            )
+            share.copies.begin(share.config.copy_budget, waits)
 
     def may_edit(self, seq: Sequence) -> bool:
         """Whether an edit, which may copy a block, can enter in this step; else it waits."""
@@ -71,24 +73,36 @@ class Planner:
         return True
 
     def took(self, seq: Sequence, plan: Plan) -> None:
-        """A plan of this holder was committed: what it copied comes off the budget."""
+        """A chunk of this holder was planned, or its edit entered: what was copied comes off the
+        budget, and its place in the line is free."""
         count = sum(isinstance(event, Copied) for event in plan.events)
         self.engine.shares[seq.tenant].copies.took(seq.seq_id, count)
+
+    def busy(self) -> set[str]:
+        """The tenants for whom something is asked, waits or runs."""
+        desk, sequences = self.engine.desk, self.books.sequences
+        asked = {sequences[seq_id].tenant for seq_id in (*desk.queues, *desk.running)}
+        return asked | {seq.tenant for seq in self.books.holders() if seq.has_work}
 
     def plan(self) -> list[Chunk]:
         """Plan and commit for all that have something to do; gives what is to be computed."""
         chunks: list[Chunk] = []
+        busy = self.busy()
         for tenant, share in self.engine.shares.items():
-            chunks += self._tenant(tenant, share)
+            if tenant in busy:
+                chunks += self._tenant(tenant, share)
         return chunks
 
     def suspects(self, after: int) -> list[Suspect]:
         """Private blocks that idle agents have kept for `after` steps or more."""
-        log = self.engine.log
-        if self.ages.at < log.first:
-            self.ages = Ages(log.first, self.books.num_steps)
-        self.ages.follow(log.since(self.ages.at))
+        self._follow()
         return suspects(self.books, self.ages, after)
+
+    def _follow(self) -> None:
+        log = self.engine.log
+        if self.ages.at < log.first:  # the events before are gone: what lies there begins now
+            self.ages = Ages(log.first)
+        self.ages.follow(self.books, log.since(self.ages.at))
 
     def sweep(self) -> None:
         """What is suspect becomes weak, and the pages of what nobody can find go back."""
@@ -138,7 +152,8 @@ class Planner:
             engine.log.decide(seq_id, budget, outcome)
             if isinstance(outcome, Plan):
                 engine.commit(outcome)
-                self.took(self.books.sequences[seq_id], outcome)
+                if outcome.chunk is not None:
+                    self.took(self.books.sequences[seq_id], outcome)
             elif isinstance(outcome, Deferred) and outcome.check == 7:
                 line.wait(seq_id)
             elif isinstance(outcome, Gone):
@@ -146,7 +161,8 @@ class Planner:
                 continue
             elif isinstance(outcome, NoRoom):
                 where = (at, seq_id, outcome.pool_id)
-                plan = plan_preempt(self.books, *where, busy, force, share.floor)
+                missing = outcome.needed - outcome.available
+                plan = plan_preempt(self.books, *where, busy, force, share.floor, missing)
                 if plan is not None:
                     self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
                     engine.commit(plan)

@@ -50,6 +50,7 @@ NAMES = tuple(TEAMS)
 OTHER = "x"  # the tenant
 STEMS = ([1, 2, 3, 4, 0, 1, 2, 3], [1, 2, 3, 4, 4, 4], [2] * 10, [3, 0, 3])
 BUDGETS = (1, 2, 3, 7, 30)
+LAST = 1000  # steps in which everything must come to an end
 ORDINARY = (BadInput, AgentClosed, PoolExhausted, StepInterrupted)  # what an answer may be
 # What can be made to fail: store operations, and what a step does one after the other.
 KINDS = ("clear", "copy", "open", "write", "enter", "plan", "forward", "sample")
@@ -359,7 +360,11 @@ class World(Toy):
 
     def _finish(self) -> None:
         self.faults.disarm()
-        self.run(limit=3000)
+        for _ in range(LAST):
+            if not self.engine.has_work:
+                break
+            self.do_step(4, 0, 0)
+        assert not self.engine.has_work, f"still busy after {LAST} steps more"
         self.look()
         assert not self.futures, f"{len(self.futures)} requests were never answered"
         assert self.log.replay().snapshot() == self.ledger.snapshot(), "the log tells another story"

@@ -220,8 +220,8 @@ MUTATIONS = {
     ),
     "a floor keeps nothing": (
         "planning.py",
-        "plan_preempt(self.books, *where, busy, force, share.floor)",
-        "plan_preempt(self.books, *where, busy, force)",
+        "plan_preempt(self.books, *where, busy, force, share.floor, missing)",
+        "plan_preempt(self.books, *where, busy, force, 0, missing)",
         "12",
     ),
     "all tenants have one pool": (

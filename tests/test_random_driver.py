@@ -37,11 +37,12 @@ from chaos import (
 from harness import Capture, one_thread, tiny  # noqa: F401
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from toy import Toy
 
 import inms_lab.engine
 from inms_lab import label
 from inms_lab.desk import Desk
-from inms_lab.errors import StepInterrupted
+from inms_lab.errors import PoolExhausted, StepInterrupted
 from inms_lab.events import Copied, Event, Evicted, Freed, Registered, Shared
 from inms_lab.freeing import freed
 from inms_lab.leases import Leases
@@ -173,6 +174,19 @@ def test_nobody_waits_for_a_block_whose_writer_was_interrupted() -> None:
         assert not world.ledger.pools["private"].pending
 
     within(World(Setup()), act)
+
+
+def test_nobody_gives_way_to_who_cannot_be_helped() -> None:
+    """An older agent took from a younger one at each step, for ever, and it was never enough."""
+    toy = Toy("global", blocks=(1, 1, 7), budget=2)
+    toy.prompt([4] * 8)
+    older, younger = toy.agent("a"), toy.agent("b")
+    text = toy.ask(older, "append", [1] * 24)  # six blocks, and the prompt keeps two of seven
+    turn = toy.ask(younger, "write", [2] * 3, count=12)
+    toy.run(limit=100)
+    assert turn.future.result(timeout=0) == toy.model.generate([2] * 3, 12)
+    with pytest.raises(PoolExhausted, match="nobody can give way"):
+        text.future.result(timeout=0)
 
 
 @pytest.mark.parametrize("keep", [9, 2])
