@@ -65,7 +65,7 @@ def entry(
         keep = request.count if request.drop is None else seq.num_tokens - request.drop
         if not 0 <= keep <= seq.num_tokens:
             raise BadInput(f"{seq.name} has {seq.num_tokens} tokens, it cannot keep {keep}")
-        events = _rollback(log, policy, seq, keep)
+        events = _rollback(log, policy, seq, keep, terms.tile)
     elif request.verb in ("close", "fail", "expire"):
         made = Commanded(seq.seq_id, seq.number + 1, request.verb, cause=request.cause)
         left = forgotten(books, seq) if policy.forgets_private else ()
@@ -90,19 +90,27 @@ def stands(seq: Sequence, request: Request) -> bool:
     return newest[-len(request.tokens) :] == list(request.tokens)
 
 
-def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int) -> tuple[Event, ...]:
+def _rollback(log: Log, policy: Policy, seq: Sequence, keep: int, tile: int) -> tuple[Event, ...]:
     """Keep the first `keep` tokens. A cut inside a fragment's block leaves what could not be found
-    again: those few tokens become the holder's own at once, whether or not their KV is lost."""
+    again: those few tokens become the holder's own at once, whether or not their KV is lost. So do
+    those of text that the holder may not write, from the tile that is cut, where it is not mounted
+    yet: half of a sealed block is nowhere to be found."""
     cut = next((s for s in seq.segments if keep < s.first_position + len(s.tokens)), None)
     offset = keep - cut.first_position if cut is not None else 0
-    rest = offset % cut.block_size if cut is not None and cut.is_fragment else 0
+    rest = 0
+    if cut is not None and cut.is_fragment:
+        rest = offset % cut.block_size
+    elif cut is not None and not may_write(seq, cut.tier) and cut.computed < offset:
+        rest = offset % max(cut.block_size, tile)
     made = Commanded(seq.seq_id, seq.number + 1, "rollback", count=keep - rest)
     events: tuple[Event, ...] = (made, *freed(seq, keep - rest, "rolled back"))
     if cut is None or not rest:
         return events
     place = own_place(policy, seq, "", seq.label())
     own = command(seq, "append", place, *log.add_tokens(cut.tokens[offset - rest : offset]))
-    own = replace(own, number=seq.number + 2, seal=True, source=cut.source, cause=AFRESH)
+    own = replace(own, number=seq.number + 2, seal=True)
+    if cut.is_fragment:
+        own = replace(own, source=cut.source, cause=AFRESH)
     return (*events, own)
 
 

@@ -11,6 +11,7 @@ from inms_lab.errors import BadInput
 SMALL_CONTEXT = 2048  # tokens; below it blocks are small
 SMALL_TILE = 64  # tokens; below it, merging tiles costs more than reading them
 MIB = 1 << 20
+MOST_BLOCKS = 1 << 24  # of a pool: each takes memory for the books
 _LEAST = (("suspect_after", 0), ("floor_bytes", 0), ("heartbeat_interval", 0.001))
 _COUNTS = ("block_size", "token_budget", "prefill_budget", "context", "log_limit", "copy_budget")
 
@@ -83,4 +84,8 @@ class Config:
                 f"the {tier} pool's {budget} bytes do not hold one block of {block_bytes} bytes: "
                 f"give it more, or use smaller blocks"
             )
-        return budget // block_bytes
+        if (count := budget // block_bytes) > MOST_BLOCKS:
+            raise BadInput(
+                f"the {tier} pool would have {count} blocks: make them larger, or give less"
+            )
+        return count

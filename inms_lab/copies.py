@@ -65,9 +65,7 @@ class CopyLine:
         self.line.setdefault(seq_id, self._step)
 
     def took(self, seq_id: int, count: int) -> None:
-        """It copied `count` blocks, and stands in the line no more."""
-        if not count:
-            return
+        """It was planned and copied `count` blocks, perhaps none after all: it waits no more."""
         self.left -= count
         self._taken += count
         self.num_copied += count

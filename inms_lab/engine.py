@@ -20,7 +20,7 @@ from inms_lab.commands import check_request, entry, stands
 from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
-from inms_lab.errors import AgentClosed
+from inms_lab.errors import AgentClosed, BadInput
 from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.freeing import aborted
@@ -80,9 +80,15 @@ class Engine:
             if pool_id not in self.ledger.pools:
                 count = share.config.num_blocks(tier, bytes_per_token)
                 opened.append(PoolOpened(pool_id, tier, tenant, size, count, label))
-        self.shares[tenant] = share
         for event in opened:  # all sizes are good: now they are opened
-            self.cache.record(event)
+            try:
+                self.cache.record(event)
+            except (OSError, MemoryError, OverflowError) as error:
+                raise BadInput(
+                    f"{event.pool_id} cannot have {event.num_blocks} blocks of {event.block_size} "
+                    f"tokens on this machine ({error}): give it fewer bytes"
+                ) from error
+        self.shares[tenant] = share
 
     def register(
         self, kind: str, name: str, clearance: frozenset[str], tenant: str = DEFAULT
@@ -163,11 +169,14 @@ class Engine:
                     self._enter(request)
 
     def _retire(self) -> None:
-        """Superseded records that no context has any more give their blocks back."""
+        """Superseded records that no context has any more give their blocks back, when their
+        tenant next does something: at no moment that depends on another."""
         used = {s.source for seq in self.ledger.holders() if seq.is_live for s in seq.segments}
+        busy = self.planner.busy()
         for seq_id in sorted(self.retired - used - self.desk.wanted()):
-            self.retired.discard(seq_id)
-            self.end(seq_id, "close", "superseded, and nobody reads it")
+            if self.ledger.sequences[seq_id].tenant in busy:
+                self.retired.discard(seq_id)
+                self.end(seq_id, "close", "superseded, and nobody reads it")
 
     def _enter(self, request: Request) -> None:
         seq = self.ledger.sequences[request.seq_id]

@@ -149,7 +149,14 @@ class Group:
 
     def _take(self, found: parcel.Parcel, by: str) -> Record:
         draft = self.draft(found.tokens, by)
-        record = take(self.lab.engine, found, draft, self.tenant.prompts, self.records)
+        record = take(
+            self.lab.engine,
+            found,
+            draft,
+            self.tenant.prompts,
+            self.records,
+            tenant=self.tenant.name,
+        )
         self.add([record])
         return record
 

@@ -22,7 +22,7 @@ from inms_lab.freeing import aborted
 from inms_lab.outcome import Chunk, NoRoom, Plan
 from inms_lab.parcel import Parcel, slots
 from inms_lab.plan import plan_extend
-from inms_lab.policy import GROUP
+from inms_lab.policy import DEFAULT, GROUP
 from inms_lab.records import Prompt, Record
 from inms_lab.request import Request
 from inms_lab.segment import Segment
@@ -40,6 +40,7 @@ def take(
     prompts: Sequence[Prompt],
     earlier: Sequence[Record],
     aside: Sequence[Parcel] = (),
+    tenant: str = DEFAULT,
 ) -> Record:
     """Release a parcel's text to the draft's group and put its KV into blocks; gives the record.
 
@@ -49,9 +50,9 @@ def take(
     between two steps. Raises `ParcelRefused`, and then nothing has happened.
     """
     place = engine.policy.place(GROUP, draft.name, draft.group, label.PUBLIC)
-    if why := foreign(engine, parcel, place.label, "a record"):
+    if why := foreign(engine, parcel, place.label, "a record", tenant):
         raise ParcelRefused(f"{draft.group} cannot take this record: {why}")
-    trial = _placed(engine, parcel, draft, prompts, earlier)
+    trial = _placed(engine, parcel, draft, prompts, earlier, tenant)
     parcels = (*aside, parcel)
     _check_room(trial, parcels)
     record = trial.record
@@ -68,11 +69,14 @@ def take(
     return record
 
 
-def foreign(engine: Engine, parcel: Parcel, mark: label.Label, what: str) -> str:
-    """Why no text of this lab with the label `mark` is like this parcel, wherever it stands; "":
+def foreign(
+    engine: Engine, parcel: Parcel, mark: label.Label, what: str, tenant: str = DEFAULT
+) -> str:
+    """Why no text of this tenant with the label `mark` is like this parcel, wherever it stands; "":
     `what` could be."""
+    own = engine.namespace_of(tenant)
     for name in (f.name for f in fields(Namespace)):
-        theirs, mine = getattr(parcel.namespace, name), getattr(engine.namespace, name)
+        theirs, mine = getattr(parcel.namespace, name), getattr(own, name)
         if theirs != mine:
             return f"it is of another {name.replace('_', ' ')}: {theirs!r:.60}, here {mine!r:.60}"
     policy, store = engine.policy, engine.cache.store
@@ -91,15 +95,17 @@ def foreign(engine: Engine, parcel: Parcel, mark: label.Label, what: str) -> str
 class _Trial:
     """A record's inputs, tried on books of their own: `events`, and `seq` as they leave it."""
 
-    def __init__(self, engine: Engine, draft: Record, before: Sequence[Prompt | Record]) -> None:
+    def __init__(
+        self, engine: Engine, draft: Record, before: Sequence[Prompt | Record], tenant: str
+    ) -> None:
         self.engine, self.books = engine, engine.ledger.overlay()
         self.books.tokens = engine.log.tokens + array("i", draft.tokens)
         seq_id, offset = len(engine.ledger.sequences), len(engine.log.tokens)
         self.record = replace(draft, seq_id=seq_id, offset=offset)
         self.events: list[Event] = []
-        who = (seq_id, "record", draft.name, "default", tuple(label.group(draft.group)))
+        who = (seq_id, "record", draft.name, tenant, tuple(label.group(draft.group)))
         off = tuple(sorted(engine.policy.off))
-        self._add(Registered(*who, engine.namespace.root(), off=off))
+        self._add(Registered(*who, engine.namespace_of(tenant).root(), off=off))
         self._add(Released(seq_id, draft.by, draft.group, offset, len(draft.tokens)))
         self.seq = self.books.sequences[seq_id]
         for text in before:
@@ -130,13 +136,14 @@ def _placed(
     draft: Record,
     prompts: Sequence[Prompt],
     earlier: Sequence[Record],
+    tenant: str,
 ) -> _Trial:
     """The inputs that bring the parcel's text to the place where it was encoded."""
     for chained in (False, True):
         before: list[Prompt | Record] = [*prompts, *(earlier if chained else ())]
         try:  # too long, too large, no tokens of this model
             engine.check(draft.tokens)
-            trial = _Trial(engine, replace(draft, chained=chained), before)
+            trial = _Trial(engine, replace(draft, chained=chained), before, tenant)
             if (root_of(trial.seq, parcel.block_size), trial.seq.num_tokens) == parcel.place:
                 trial.read_own()
                 return trial

@@ -25,7 +25,7 @@ from inms_lab import label
 from inms_lab.engine import Engine
 from inms_lab.errors import BadInput, NotAMember, ParcelRefused
 from inms_lab.fingerprint import Namespace, digest, label_bytes
-from inms_lab.policy import GROUP
+from inms_lab.policy import DEFAULT, GROUP
 from inms_lab.records import Record, is_stale
 from inms_lab.segment import Segment
 from inms_lab.sequence import Sequence
@@ -114,23 +114,23 @@ def pack(engine: Engine, record: Record, clearance: label.Label) -> Parcel:
         )
     if why := unfit(engine, seq, own, record.tokens) or _stale(engine, record):
         raise ParcelRefused(f"{record!r} is not exported: {why}")
-    return taken(engine, store, own)
+    return taken(engine, store, own, seq.tenant)
 
 
-def taken(engine: Engine, store: KVStore, own: Segment) -> Parcel:
-    """A written segment's text and KV."""
+def taken(engine: Engine, store: KVStore, own: Segment, tenant: str = DEFAULT) -> Parcel:
+    """A written segment's text and KV, of a holder of this tenant."""
     where, layers = slots(own, 0, len(own.tokens)).to(store.device), range(store.shape[1])
     kv = [torch.stack([store.layer(own.pool_id, n)[i][:, where] for n in layers]) for i in (0, 1)]
     prints = tuple(own.key(index) for index in range(len(own.blocks)))
     place = (own.label, tuple(own.tokens), own.root, own.encoded, own.block_size)
-    return Parcel(engine.namespace, *place, prints, *(half.cpu() for half in kv))
+    return Parcel(engine.namespace_of(tenant), *place, prints, *(half.cpu() for half in kv))
 
 
 def unfit(engine: Engine, seq: Sequence, own: Segment, tokens: tuple[int, ...]) -> str:
     """Why the KV of a holder's sealed text is not what another lab would compute; "": it is."""
     if engine.policy.off:
         return "checks are switched off in this lab"
-    if seq.namespace != engine.namespace.root():
+    if seq.namespace != engine.namespace_of(seq.tenant).root():
         return "it was encoded by other weights, or for another tenant, than the lab has now"
     if own.is_fragment or tuple(own.tokens) != tokens:
         return "its KV was encoded at another place"

@@ -167,7 +167,8 @@ class Planner:
                     self.victims |= {e.seq_id for e in plan.events if isinstance(e, Freed)}
                     engine.commit(plan)
                     continue
-                if share.floor > held(self.books.sequences[seq_id], outcome.pool_id):
+                seq = self.books.sequences[seq_id]
+                if seq.parent_id < 0 and held(seq, outcome.pool_id) < share.floor:
                     share.owed[seq_id] = None
             elif isinstance(outcome, Refused):
                 engine.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))

@@ -153,8 +153,8 @@ class Tenant:
 def tenant(lab: Lab, name: str, settings: dict[str, Any]) -> Tenant:
     """The lab's tenant called `name`, made if it is new. Raises `BadInput`."""
     check_name(name)
-    if "/" in name:
-        raise BadInput(f"a tenant's name has no slash: {name!r}")
+    if "/" in name or ":" in name:
+        raise BadInput(f"a tenant's name has no slash and no colon: {name!r}")
     if name in lab.tenants:
         if settings:
             raise BadInput(f"the tenant {name} exists: its settings are chosen once")

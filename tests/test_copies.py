@@ -18,6 +18,7 @@ from inms_lab.events import Allocated, Copied, Stepped
 from inms_lab.explain import explain_all
 from inms_lab.model.forward import DryModel
 from inms_lab.outcome import StepReport
+from inms_lab.request import Request
 from inms_lab.whatif import what_if as compare
 
 FORKS = 64
@@ -252,3 +253,23 @@ def test_a_line_that_still_waits_counts_up_to_now() -> None:
     assert (told.longest_wait, told.waiting) == (3, ("agent 9",))
     assert "waiting: agent 9" in repr(told)
     assert all(a <= b for a, b in pairwise((told.num_copied, told.longest_wait)))
+
+
+def test_who_waited_and_needs_no_copy_after_all_leaves_the_line() -> None:
+    """The last holder of a block that all others copied owns it: it writes, and holds up nobody."""
+    with dry_lab(copy_budget=1) as lab:
+        parent = lab.agent("p")
+        parent.read([5] * 12).result()
+        forks = [parent, parent.fork().result(), parent.fork().result()]
+        other = lab.agent("x")
+        other.read([9] * 12).result()
+        writes = [fork.write(40, stop=False) for fork in forks]
+        asyncio.run(lab.step(6))
+        told = lab.copies
+        assert (told.num_copied, told.waiting) == (2, ())
+        assert told.longest_wait <= 2
+        edit = Request(other.seq_id, "rewrite", [8] * 3)
+        edit.start, edit.count = 2, 3
+        other.ask(edit).result()
+        assert other.tokens == [9, 9, 8, 8, 8, *[9] * 7]
+        assert [len(write.result().tokens) for write in writes] == [40] * 3

@@ -126,13 +126,10 @@ def test_ages_are_counted_in_steps_from_the_events_alone() -> None:
         a.read([4] * 9).result()
         busy(it, b, 5)
         ages = Ages()
-        ages.follow(it.log.events)
-        mine = it.engine.planner.ages
+        ages.follow(it.engine.ledger, it.log.events)
         it.suspects(1)
-        blocks = it.engine.ledger.pools["private"].refs
-        assert {n: ages.of("private", n) for n in blocks} == {
-            n: mine.of("private", n) for n in blocks
-        }
+        mine, pool = it.engine.planner.ages, it.engine.ledger.pools["private"]
+        assert {n: ages.of(pool, n) for n in pool.refs} == {n: mine.of(pool, n) for n in pool.refs}
 
 
 def test_a_log_that_forgot_its_beginning_counts_from_where_it_is_left() -> None:
@@ -213,3 +210,28 @@ def test_a_compaction_does_not_make_a_block_young() -> None:
         assert it.compact() > 0
         busy(it, worker, 5)
         assert held(idle) == 0
+
+
+def test_a_tenants_blocks_age_by_its_own_steps() -> None:
+    """What a neighbour does makes nothing of one's own weak, nor any later."""
+
+    def events(loud: bool) -> list[str]:
+        with lab(suspect_after=10) as it:
+            mine, theirs = it.tenant("mine", private_bytes=1 << 20), it.tenant("theirs")
+            idle, worker = mine.agent("idle"), mine.agent("worker")
+            idle.read([1] * 20).result()
+            noise = theirs.agent("noise")
+            if loud:
+                busy(it, noise, 60)
+            busy(it, worker, 7)
+            if loud:
+                busy(it, noise, 60)
+            before = held(idle)
+            busy(it, worker, 6)
+            return [
+                repr(before),
+                repr(held(idle)),
+                *(e.cause for e in weak(it.log) if e.seq_id < 2),
+            ]
+
+    assert events(True) == events(False) == ["3", "0", WEAK]

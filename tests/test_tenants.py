@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from inms_lab.errors import (
     BadInput,
     InmsError,
     NotAMember,
+    ParcelRefused,
     PlanInvalid,
     PoolExhausted,
     TextTooLarge,
@@ -92,6 +94,8 @@ def test_a_tenant_has_pools_prompt_groups_and_agents_of_its_own() -> None:
 
 REFUSED: list[tuple[type[InmsError], str, Callable[[Lab], object]]] = [
     (BadInput, "no slash", lambda lab: lab.tenant("a/b")),
+    (BadInput, "no colon", lambda lab: lab.tenant("group:mine")),
+    (BadInput, "would have", lambda lab: lab.tenant("new", private_bytes=1 << 60)),
     (BadInput, "printable", lambda lab: lab.tenant("")),
     (BadInput, "no setting 'block_size'", lambda lab: lab.tenant("new", block_size=4)),
     (BadInput, "chosen once", lambda lab: lab.tenant("acme", token_budget=4)),
@@ -495,3 +499,65 @@ def test_what_if_knows_whose_pools_they_are() -> None:
             for mode in ("inms", "global", "independent"):
                 told = what_if(lab.log, made, mode=mode)
                 assert told.real.decided.outcome == "planned"
+
+
+def test_a_tenant_whose_making_failed_can_be_made_with_other_sizes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with dry_lab() as lab:
+        reserve = lab.engine.cache.store.open
+
+        def full(pool_id: str, num_slots: int) -> None:
+            if pool_id == "big/private":
+                raise OSError(12, "Cannot allocate memory")
+            reserve(pool_id, num_slots)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(lab.engine.cache.store, "open", full)
+            with pytest.raises(BadInput, match="big/private cannot have 128 blocks"):
+                lab.tenant("big", private_bytes=blocks(128))
+        assert "big" not in lab.tenants
+        agent = lab.tenant("big", private_bytes=blocks(8)).agent("a")
+        agent.read([1] * 20).result()
+        assert lab.engine.ledger.pools["big/private"].spec.num_blocks == 8
+        lab.check()
+
+
+def test_a_tenants_records_leave_and_come_back_to_a_tenant_of_that_name(tmp_path: Path) -> None:
+    def team_of(lab: Lab, name: str) -> tuple[Any, Agent]:
+        tenant = lab.tenant(name)
+        tenant.preload([1] * 16, progress=False)
+        team = tenant.group("shop")
+        return team, tenant.agent("a", groups=["shop"])
+
+    with Lab(tiny(), block_size=SIZE) as one, Lab(tiny(), block_size=SIZE) as two:
+        team, agent = team_of(one, "acme")
+        file = team.export(team.publish([5] * 20, by=agent, role=None), tmp_path / "r", by=agent)
+        mine, reader = team_of(two, "acme")
+        computed = two.engine.num_computed
+        record = mine.import_record(file, by=reader)
+        assert two.engine.num_computed == computed
+        assert two.engine.ledger.sequences[record.seq_id].tenant == "acme"
+        reader.attach(record).result()
+        other, stranger = team_of(two, "other")
+        with pytest.raises(ParcelRefused, match="another tenant: 'acme', here 'other'"):
+            other.import_record(file, by=stranger)
+        two.check()
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_prompt_cut_before_it_was_mounted_is_as_if_it_had_been(first: bool) -> None:
+    """Half of a sealed block is nowhere to be found: the rest becomes the agent's own text."""
+    with Lab(tiny(), block_size=SIZE) as lab:
+        lab.preload(list(range(20)), progress=False)
+        agent = lab.agent("a")
+        if first:
+            agent.next_logits().result()
+        agent.rollback(9)
+        agent.read([50, 51]).result()
+        assert agent.tokens == [*range(11), 50, 51]
+        plain = lab.agent("b")
+        plain.rollback(20).result()
+        plain.read([*range(11), 50, 51]).result()
+        assert torch.allclose(agent.next_logits().result(), plain.next_logits().result(), atol=2e-4)
+        lab.check()
