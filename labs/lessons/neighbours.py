@@ -99,9 +99,14 @@ class Needs:
         """As the exercise calls it."""
         return f"protect({self.blocks}, {self.agents}, {self.keeps}, {self.burst})"
 
+    @property
+    def room(self) -> int:
+        """What a batch job needs beside the agents: it is promised what every agent keeps."""
+        return max(self.burst, self.keeps)
+
     def best(self) -> Setup:
         """As little as the quiet tenant needs, so that the loud one has as much as can be."""
-        quiet = self.agents * self.keeps + max(self.burst, self.keeps)
+        quiet = self.agents * self.keeps + self.room
         return Setup(quiet, self.keeps, self.blocks - quiet)
 
 
@@ -145,7 +150,8 @@ class Attack:
                 if self.fate.denied or self.fate.harmed:
                     break
                 self._flood(theirs.agent, number, rng)
-                for size in (needs.burst, needs.burst + rng.randint(1, needs.agents * needs.keeps)):
+                most = rng.randint(2, needs.agents * needs.keeps + 1)
+                for size in (needs.burst, *(needs.room + more for more in (1, most))):
                     self._batch(mine.agent, number, size)
                 for agent in agents:
                     self._turn(agent, number)
