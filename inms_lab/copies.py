@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 MANY = 1 << 30  # blocks: where nothing bounds what may be copied
+NEW = "no block with this fingerprint"
 READ = "another holder reads this block"
 STORM = "the copy-on-write budget of this step is used up"
 

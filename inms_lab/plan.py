@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 
 from inms_lab.checks import blocks_to_take, is_being_written, may_write
-from inms_lab.copies import MANY, READ, STORM
+from inms_lab.copies import MANY, NEW, READ, STORM
 from inms_lab.events import Allocated, Copied, Event, Shared
 from inms_lab.freeing import evicted
 from inms_lab.ledger import Ledger
@@ -90,7 +90,7 @@ class _Draft:
 
     def _compute(self, number: int, segment: Segment, here: int) -> Outcome | bool:
         seq, pool, size = self.seq, self.books.pools[segment.pool_id], segment.block_size
-        count = len(segment.tokens)
+        count, why = len(segment.tokens), segment.why or NEW
         limit = min(count, here + self.budget - (self.stop - self.start))
         if limit <= here:
             return False
@@ -104,7 +104,8 @@ class _Draft:
         need = len(keys) + copies
         blocks, victims = blocks_to_take(pool, self.taken, self.spared, need)
         if len(blocks) < need:
-            return NoRoom(seq.seq_id, segment.pool_id, need, len(blocks))
+            no = NoRoom(seq.seq_id, segment.pool_id, need, len(blocks))
+            return no if self.stop == self.start else False  # the segments before have theirs
         if victims:
             self.events.append(evicted(pool, victims, "room", self.events))
         if partial is not None and copies:
@@ -116,7 +117,6 @@ class _Draft:
         if keys:
             place = (seq.seq_id, number, segment.pool_id)
             self.events.append(Allocated(*place, blocks[copies:], keys, end))
-            why = segment.why or "no block with this fingerprint"
             self.decisions.append(Decision(number, first, len(keys), "computed", why))
         self.stop += end - here
         return end == count

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from inms_lab.copies import NEW
 from inms_lab.events import Copied, Event, Shared, Stepped
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
@@ -106,7 +107,7 @@ def _rows(books: Ledger, event: Event) -> Iterator[tuple[Key, int, int]]:
                 step = min(count, segment.room)
                 count -= step
                 if step:
-                    why = segment.why or "no block with this fingerprint"
+                    why = segment.why or NEW
                     before = -(-segment.computed // segment.block_size)
                     num_blocks = -(-(segment.computed + step) // segment.block_size) - before
                     yield (seq.name, seq.kind, "computed", why), step, num_blocks

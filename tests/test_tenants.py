@@ -561,3 +561,22 @@ def test_a_prompt_cut_before_it_was_mounted_is_as_if_it_had_been(first: bool) ->
         plain.read([*range(11), 50, 51]).result()
         assert torch.allclose(agent.next_logits().result(), plain.next_logits().result(), atol=2e-4)
         lab.check()
+
+
+def test_a_floor_and_forks_in_a_pool_that_is_too_small_end_with_a_refusal() -> None:
+    """An idle parent keeps its floor; its two forks cannot both get on, and one after the other is
+    told so: nobody takes blocks from another that do not help him."""
+    with dry_lab(
+        mode="independent", pool_bytes=blocks(4), floor_bytes=blocks(2), token_budget=7
+    ) as lab:
+        lab.preload([1] * 9, progress=False)
+        parent = lab.agent("a")
+        parent.read([3] * 12)
+        forks = [parent.fork(), parent.fork()]
+        turns = iter(range(400))
+        lab.driver.run_sync(lambda: next(turns) == 399 or not lab.engine.has_work)
+        assert not lab.engine.has_work
+        told = [e.cause for e in lab.log.events if isinstance(e, Commanded) and e.verb == "fail"]
+        assert len(told) == 2
+        assert all("nobody can give way" in cause for cause in told)
+        assert [fork.result().state for fork in forks] == ["reclaimed"] * 2
