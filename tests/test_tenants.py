@@ -203,6 +203,7 @@ def script(seed: int, steps: int = 25) -> Script:
                         ("rollback", who, rng.randrange(6)),
                         ("attach", who),
                         ("publish", who, [rng.randrange(6, 9)] * size),
+                        ("replace", who, [rng.randrange(6, 9)] * size),
                         ("close", who),
                         ("agent",),
                         ("all", [word] * 3),
@@ -253,6 +254,10 @@ class Actor:
             agent.attach(self.team)
         elif verb == "publish":
             self.tenant.lab.driver.call(lambda: self.team.publish(args[1], by=agent))
+        elif verb == "replace" and self.team.records:
+            old = self.team.records[0]
+            publish = self.team.publish
+            self.tenant.lab.driver.call(lambda: publish(args[1], by=agent, replaces=old))
         elif verb == "close":
             agent.close()
 
