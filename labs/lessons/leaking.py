@@ -7,7 +7,7 @@ there whether it leaks.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from inms_lab.growth import Activity
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 
+from .leak_table import table
 from .small_labs import word_lab
 from .told import names_of
 
@@ -108,27 +109,7 @@ class Run:
     def table(self, step: int) -> Any:
         """What is known then, as a pandas DataFrame: blocks with the same holders in one row. Of
         several ages the least and the greatest are told."""
-        import pandas as pd
-
-        rows: dict[tuple[Any, ...], list[Held]] = {}
-        for held in self.at(step).blocks:
-            rows.setdefault((held.pool, held.refcount, held.holders), []).append(held)
-        lines = []
-        for (pool, count, holders), blocks in rows.items():
-            names = ", ".join(holder.name for holder in holders[:MOST])
-            names += f" and {len(holders) - MOST} more" * (len(holders) > MOST)
-            kinds = ", ".join(dict.fromkeys(holder.kind for holder in holders))
-            works = any(holder.has_work for holder in holders)
-            idle = "one is at work" if works else _ages(holder.idle for holder in holders)
-            unmoved = _ages(held.unmoved for held in blocks)
-            lines.append((pool, len(blocks), count, unmoved, names, kinds, idle))
-        columns = ["pool", "blocks", "refcount", "unmoved", "holders", "kinds", "idle"]
-        return pd.DataFrame(lines, columns=columns)
-
-
-def _ages(ages: Iterable[int]) -> str:
-    least, *_, greatest = sorted([*ages] * 2)
-    return f"{least} to {greatest}" if least < greatest else f"{least}"
+        return table(self.at(step).blocks)
 
 
 def state(holder: Holder) -> str:
