@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .leaking import Held
 
-MOST = 3  # holders of a block that the table names
+MOST = 2  # holders of a block that the table names
 
 
 def table(found: Iterable[Held]) -> Any:

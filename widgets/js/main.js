@@ -51,7 +51,7 @@ export function build(root, fold, options) {
 function key(hub, event) {
   if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;
   if (/^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName) && event.target.type !== "range") return;
-  const shift = event.shiftKey, unit = shift ? "token" : hub.unit, name = event.key.length > 1 ? event.key : event.key.toLowerCase();
+  const shift = event.shiftKey, unit = shift ? "token" : hub.unit, name = event.key.replace(/^.$/, c => c.toLowerCase());
   const kind = { c: "copy", e: "evict", r: "refuse", s: "shift" }[name], act = kind ? () => hub.jump(kind, shift ? -1 : 1) : {
     ArrowRight: () => hub.step(1, unit), ArrowLeft: () => hub.step(-1, unit),
     " ": () => hub.setMode(hub.moves ? "paused" : "play"),

@@ -2,11 +2,11 @@
 import { COPIED, COMMANDED, poolAt, blocksOf } from "./wire.js";
 import { sum } from "./state.js";
 import { KIND, fit, sharp } from "./hub.js";
-import { MAP_CELL, MAP_HEAD, MAP_TIERS, MAP_FLASH, mapPen, mapPaint, mapLegend } from "./map_look.js";
+import { CELL, HEAD, TIERS, FLASH, mapPen, mapPaint, mapLegend } from "./map_look.js";
 import { mapBlocks } from "./map_blocks.js";
 import { holdersOf, mapEdges, mapPeople } from "./map_people.js";
 
-const MAP_SIZES = [1, 2, 4, 7, 13, 18, 32, 44]; // pixels a block, by level; below 0, 2 ** -level blocks a pixel
+const SIZES = [1, 2, 4, 7, 13, 18, 32, 44]; // pixels a block, by level; below 0, 2 ** -level blocks a pixel
 
 export function blockMap(root, hub) {
   const t = hub.words("map"), { min, max, ceil } = Math, { fold, still, projector } = hub,
@@ -31,18 +31,18 @@ export function blockMap(root, hub) {
 
   // --- where everything is: a band for each pool, its blocks as large as there is room for
   function size(b) { // a band at its level
-    b.size = MAP_SIZES[max(0, b.level)]; b.k = 2 ** max(0, -b.level); // blocks a pixel
+    b.size = SIZES[max(0, b.level)]; b.k = 2 ** max(0, -b.level); // blocks a pixel
     b.cols = max(1, (width - 8) / b.size | 0);
     b.rows = ceil(b.shown / b.k / b.cols);
-    b.foot = MAP_HEAD + b.rows * b.size;
+    b.foot = HEAD + b.rows * b.size;
     b.tall = b.foot + (b.more ? 26 : 10);
   }
   function renew(state) { // those that are drawn already stay the same objects
-    const free = whole.ariaPressed === "true", order = Object.keys(MAP_TIERS);
+    const free = whole.ariaPressed === "true", order = Object.keys(TIERS);
     bands = [...state.pools].map(([id, pool]) => {
       const b = bands.find(b => b.id === id) || { id }, { name, tier, count, high } = pool;
       return Object.assign(b, {
-        pool, name, width, tier: MAP_TIERS[tier] ? tier : "common", level: projector ? 7 : 6,
+        pool, name, width, tier: TIERS[tier] ? tier : "common", level: projector ? 7 : 6,
         was: b.shown, shown: free ? count : high, more: !free && count > high,
       });
     }).sort((a, b) => order.indexOf(a.tier) - order.indexOf(b.tier));
@@ -56,13 +56,13 @@ export function blockMap(root, hub) {
     }
     let y = 0;
     for (const b of bands) {
-      if (zoom) { b.level = max(-20, min(MAP_SIZES.length - 1, b.level + zoom)); size(b); }
+      if (zoom) { b.level = max(-20, min(SIZES.length - 1, b.level + zoom)); size(b); }
       b.top = y; y += b.tall;
     }
     height = max(1, min(y, tallest));
     view.parentNode.style.height = y + "px"; box.style.height = view.style.height = height + "px";
     for (const b of bands) { // the rows in sight
-      const from = box.scrollTop - b.top - MAP_HEAD, row = y => max(0, min(b.rows, y));
+      const from = box.scrollTop - b.top - HEAD, row = y => max(0, min(b.rows, y));
       b.from = row(from / b.size | 0); b.to = row(ceil((from + height) / b.size));
     }
     return [width, height, devicePixelRatio, box.scrollTop,
@@ -70,10 +70,10 @@ export function blockMap(root, hub) {
   }
   function place(b, block) { // the corner of a block, in the view
     const unit = block / b.k | 0;
-    return [4 + unit % b.cols * b.size, b.top + MAP_HEAD + (unit / b.cols | 0) * b.size - box.scrollTop];
+    return [4 + unit % b.cols * b.size, b.top + HEAD + (unit / b.cols | 0) * b.size - box.scrollTop];
   }
   function hit(clientX, clientY) { // the block at a place of the window
-    const r = mapEdges(canvas), x = clientX - r.left - 4, y = clientY - r.top + box.scrollTop - MAP_HEAD,
+    const r = mapEdges(canvas), x = clientX - r.left - 4, y = clientY - r.top + box.scrollTop - HEAD,
       b = bands.find(b => y >= b.top && y < b.top + b.rows * b.size);
     if (!b || x < 0 || x >= b.cols * b.size) return null;
     const block = (((y - b.top) / b.size | 0) * b.cols + (x / b.size | 0)) * b.k;
@@ -111,7 +111,7 @@ export function blockMap(root, hub) {
   function flash(now, list) { // what just happened; those who were refused, at their chips
     const time = performance.now(), no = hub.refusals();
     if (still) flashes = [];
-    for (const [id, block, kind] of list) if (MAP_FLASH[kind]) flashes.push({ id, block, kind, time });
+    for (const [id, block, kind] of list) if (FLASH[kind]) flashes.push({ id, block, kind, time });
     flashes = flashes.slice(-300);
     for (const chip of chipOf.values()) chip.classList.remove("map-no");
     if (list.length && no.size) for (const d of fold.decisions)
@@ -130,7 +130,7 @@ export function blockMap(root, hub) {
     for (const name in lit) lit[name].sort((a, b) => a - b);
   }
   function light(b, list) {
-    const { k, cols, size } = b, unit = i => list[i] / k | 0, row = i => unit(i) / cols | 0, small = size < MAP_CELL;
+    const { k, cols, size } = b, unit = i => list[i] / k | 0, row = i => unit(i) / cols | 0, small = size < CELL;
     for (let i = 0; i < list.length; i++) { // a run of neighbours at once
       const first = unit(i), at = row(i);
       let stop = first + 1;
@@ -152,9 +152,9 @@ export function blockMap(root, hub) {
       if (!b || block >= b.shown) continue;
       top.globalAlpha = still ? 1 : 1 - (now - time) / last;
       const [x, y] = ring(b, block, look[kind], 3), r = max(b.size, 10) / 2 - 4;
-      if (b.size < MAP_CELL && flashes.length > 40) continue;
+      if (b.size < CELL && flashes.length > 40) continue;
       rect(look.dark, x + r - 5, y + r - 5, 10, 10);
-      write(MAP_FLASH[kind], x + r, y + r + 0.5, "700 10px", look[kind]);
+      write(FLASH[kind], x + r, y + r + 0.5, "700 10px", look[kind]);
     }
     top.globalAlpha = 1;
     if (flashes.length && !timer) timer = still ? setTimeout(again, last) : requestAnimationFrame(again);
@@ -184,7 +184,7 @@ export function blockMap(root, hub) {
     const b = band({ pool, block });
     if (!b) return null;
     const half = b.size / 2, y = place(b, block)[1], below = y + b.size - height;
-    if (y < 0) box.scrollTop += y - MAP_HEAD; else if (below > 0) box.scrollTop += below + 6;
+    if (y < 0) box.scrollTop += y - HEAD; else if (below > 0) box.scrollTop += below + 6;
     redraw();
     const r = mapEdges(canvas), [left, top] = place(b, block);
     return { x: r.left + left + half, y: r.top + top + half };

@@ -1,6 +1,6 @@
 // Draws the blocks of a band: cells with numbers and marks, dots, or a pixel for one block or many.
 import { CACHED, PROMISED } from "./pool.js";
-import { MAP_CELL, MAP_BIG, MAP_HEAD, MAP_TIERS, mapPen } from "./map_look.js";
+import { CELL, MAP_BIG, HEAD, TIERS, mapPen } from "./map_look.js";
 
 export function mapBlocks(hub, t, look, place, pen) {
   const { rect, frame, write } = mapPen(pen, look), { min, max, ceil } = Math;
@@ -13,13 +13,13 @@ export function mapBlocks(hub, t, look, place, pen) {
       more = b.more ? t(pool.high ? "never" : "unused", n(pool.count - pool.high)) : "";
     if (b.told === all + more) return;
     b.told = all + more;
-    const y = place(b, 0)[1] - MAP_HEAD, px = hub.projector ? 16 : 13, about = t("about_" + tier),
+    const y = place(b, 0)[1] - HEAD, px = hub.projector ? 16 : 13, about = t("about_" + tier),
       put = (words, x, style, font = "") => { // gives where the next words may start
         write(words, x, y + 14, `${font} ${px}px`, style, "left");
         return x + pen.measureText(words).width + 9;
       };
-    pen.clearRect(0, y, b.width, MAP_HEAD); pen.clearRect(0, y + b.foot, b.width, b.tall - b.foot);
-    const x = put(b.name, put(MAP_TIERS[tier], 4, look[tier].hue) - 2, look.light, "600");
+    pen.clearRect(0, y, b.width, HEAD); pen.clearRect(0, y + b.foot, b.width, b.tall - b.foot);
+    const x = put(b.name, put(TIERS[tier], 4, look[tier].hue) - 2, look.light, "600");
     pen.font = `${px}px ${look.font}`;
     let text = all; // as much of it as there is room for
     while (x + pen.measureText(text).width > b.width && text.includes(" · ")) text = text.slice(0, text.lastIndexOf(" · "));
@@ -144,7 +144,7 @@ export function mapBlocks(hub, t, look, place, pen) {
 
   return (b, state, list) => { // a band, or what of it changed by `list`, as map.js gives it (null: draw all)
     if (!list) { b.signs = []; b.told = ""; }
-    if (b.to > b.from) { if (b.size < MAP_CELL) dots(b, list); else cells(b, state); }
+    if (b.to > b.from) { if (b.size < CELL) dots(b, list); else cells(b, state); }
     heading(b);
   };
 }

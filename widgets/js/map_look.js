@@ -2,10 +2,10 @@
 import { el } from "./hub.js";
 
 // From these sizes on, in pixels a block: a number; all marks. The height of a heading.
-export const MAP_CELL = 13, MAP_BIG = 32, MAP_HEAD = 28,
-  MAP_TIERS = { global: "◆", group: "●", private: "■", common: "▲" },
-  MAP_FLASH = { new: "N", share: "S", copy: "C", move: "M", evict: "E", free: "F", abort: "X" };
-const MAP_COLOURS = { // what is drawn -> its name in the style sheet
+export const CELL = 13, MAP_BIG = 32, HEAD = 28,
+  TIERS = { global: "◆", group: "●", private: "■", common: "▲" },
+  FLASH = { new: "N", share: "S", copy: "C", move: "M", evict: "E", free: "F", abort: "X" };
+const COLOURS = { // what is drawn -> its name in the style sheet
   dark: "panel", light: "strong", dim: "dim",
   new: "accent", share: "share", copy: "copy", move: "text", evict: "evict", free: "text", abort: "refuse",
 };
@@ -31,12 +31,12 @@ export function mapPaint(root, look, forced) {
     far = (a, b) => Math.abs(0.3 * (a[0] - b[0]) + 0.59 * (a[1] - b[1]) + 0.11 * (a[2] - b[2])),
     deep = forced ? dark : mix(dark, [0, 0, 0], 0.5),
     ink = c => css(far(c, dark) > 0.9 * far(c, light) ? deep : light);
-  for (const name in MAP_COLOURS) look[name] = css(rgb(MAP_COLOURS[name]));
+  for (const name in COLOURS) look[name] = css(rgb(COLOURS[name]));
   look.line = css(grey); look.font = getComputedStyle(root).fontFamily;
   pen.strokeStyle = look.light; pen.globalAlpha = 0.7; pen.lineWidth = 1.4;
   for (const x of [-6, 0, 6]) { pen.moveTo(x - 1, 7); pen.lineTo(x + 7, -1); }
   pen.stroke(); look.hatch = pen.createPattern(pen.canvas, "repeat");
-  for (const tier in MAP_TIERS) {
+  for (const tier in TIERS) {
     const hue = rgb(tier), shades = [
       mix(dark, dim, 0.16),
       ...[0.5, 0.72, 0.92].map(x => mix(dark, hue, x)),
@@ -58,14 +58,14 @@ export function mapLegend(node, t, look, bands, forced) {
     shade = n => filled(fill(n), ";color:" + ink(n), n),
     cue = (key, icon, from) => (most < from ? "" : `<span>${icon || mark(key)}${t("l_" + key)}</span>`),
     tiers = [...new Set(bands.map(b => b.tier))]
-      .map(x => ` <span style="color:${look[x].hue}">${MAP_TIERS[x]} ${t("" + x)}</span>`),
-    flashes = Object.keys(MAP_FLASH)
-      .map(k => ` <b style="color:${look[k]}">${MAP_FLASH[k]}</b> ${t("f_" + k)}`);
+      .map(x => ` <span style="color:${look[x].hue}">${TIERS[x]} ${t("" + x)}</span>`),
+    flashes = Object.keys(FLASH)
+      .map(k => ` <b style="color:${look[k]}">${FLASH[k]}</b> ${t("f_" + k)}`);
   const html = `<span>${t("l_hue")}${tiers.join("")}</span>`
     + cue(forced ? "number" : "refs", [1, 2, 4, 16].map(shade).join(""))
     + cue("pending", mark("pending", "background-color:" + fill(1)), 4)
-    + cue("cached", most > 2 ? mark("cached", "", most < MAP_CELL ? "" : 0) : filled(look.line))
-    + cue("free", most < MAP_CELL ? filled(fill(0)) : mark("empty"))
+    + cue("cached", most > 2 ? mark("cached", "", most < CELL ? "" : 0) : filled(look.line))
+    + cue("free", most < CELL ? filled(fill(0)) : mark("empty"))
     + cue("shifted", "", 4) + cue("ro", "", 18) + cue("fill", "", MAP_BIG) + cue("lock", "", MAP_BIG)
     + `<span>${t("l_flash")}${flashes.join("")}</span>`;
   if (node.told !== html) node.innerHTML = node.told = html;

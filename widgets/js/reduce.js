@@ -101,7 +101,7 @@ const REDUCE = {
     state.step = w[1];
   },
   [COMMANDED](state, w) {
-    const seq = state.own(w[1]), verb = state.str(w[3]), count = w[9];
+    const seq = state.own(w[1]), verb = state.str(w[3]), count = w[9], writes = verb === "write", stops = verb === "stop", cuts = verb === "rollback";
     seq.number = w[2];
     if (ENDS[verb]) {
       seq.generate = 0; seq.logits = false;
@@ -110,13 +110,13 @@ const REDUCE = {
       reclaim(seq);
       return;
     }
-    if (verb === "append" || verb === "write") append(state, w, seq);
-    else if (verb === "detach") detach(state, w, seq, count);
-    else if (verb === "rollback") rollback(state, seq, count);
-    else if (verb === "stop") for (const s of seq.segments) // what is begun, nobody need finish
-      if (s.computed % s.size) state.pool(s.pool).flags[s.blocks[Math.floor(s.computed / s.size)]] &= ~PROMISED;
-    if (verb === "write" || verb === "rollback" || verb === "stop") {
-      seq.generate = verb === "write" ? count : 0;
+    if (writes || verb === "append") append(state, w, seq);
+    if (verb === "detach") detach(state, w, seq, count);
+    if (cuts) rollback(state, seq, count);
+    if (stops) for (const { pool, blocks, computed, size } of seq.segments) // what is begun, nobody need finish
+      if (computed % size) state.pool(pool).flags[blocks[computed / size | 0]] &= ~PROMISED;
+    if (writes || cuts || stops) {
+      seq.generate = writes ? count : 0;
       seq.logits = false;
       state.trim(seq);
     } else if (verb === "logits") seq.logits = true;
