@@ -63,11 +63,14 @@ class Keeper:
         return Table([(self.names.get(r.holder, "?"), r) for r in self.leases.rows()])  # type: ignore[call-overload]
 
     def end(self, lease: Lease, verb: str, cause: str) -> None:
-        """End an agent and its forks now, if this is still its lease."""
+        """End an agent and its forks now, if this is still its lease. Where nobody can be ended (a
+        lab that is read-only), the lease has run out, and a later tick ends them."""
 
         def act() -> None:
-            if self.leases.release(lease.holder, lease.epoch, cause):
+            self.leases.lapse(lease.holder, lease.epoch, cause)
+            if any(due.epoch == lease.epoch for due, _ in self.leases.due()):
                 self._end(lease, verb, cause)
+                self.leases.release(lease.holder, lease.epoch, cause)
 
         with suppress(LabClosed, LabReadOnly):  # then everybody has ended, or nobody can
             self.lab.driver.call(act)

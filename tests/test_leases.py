@@ -9,17 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 from toy import Interrupt, ToyModel
 
 from inms_lab.config import Config
-from inms_lab.errors import AgentClosed, BadInput, InmsError, LeaseExpired
+from inms_lab.errors import AgentClosed, BadInput, InmsError, LeaseExpired, LedgerViolation
 from inms_lab.events import Commanded
 from inms_lab.keeper import family
 from inms_lab.lab import Lab
 from inms_lab.leases import ENDED, LIVE, OVERDUE, REMEMBERED, Leases
+from inms_lab.model.forward import DryModel
 
 BEAT, LEASE = 5.0, 15.0  # seconds
 
@@ -504,3 +506,27 @@ def test_bad_owners_and_foreign_agents_are_refused(lab: Lab) -> None:
         with pytest.raises(InmsError, match="closed"):
             act()
     assert repr(lab.leases) == "no leases"
+
+
+def test_a_lease_that_ends_while_the_lab_is_read_only_ends_its_agent_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can be ended then; when the books are right again, the next tick does it."""
+    monkeypatch.chdir(tmp_path)
+    with Lab(DryModel(100, 256, 1024), block_size=8, pool_bytes="1MiB") as lab:
+        agent = lab.agent("a")
+        agent.read([1] * 9).result()
+        refs = lab.engine.ledger.pools["private"].refs
+        block = next(iter(refs))
+        held = lab.lease(agent)
+        lab.look(lambda: refs.__setitem__(block, refs[block] + 1))
+        with pytest.raises(LedgerViolation):
+            lab.check()
+        with pytest.raises(KeyError), held:
+            raise KeyError("the program failed")
+        lab.look(lambda: refs.__setitem__(block, refs[block] - 1))
+        lab.check()
+        assert agent.state == "ready"
+        assert lab.keeper.tick() == ["a"]
+        assert agent.state == "reclaimed"
+        assert not refs

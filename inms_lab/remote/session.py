@@ -181,9 +181,10 @@ class Session:
         return agent.attach(self._team(message["group"]))
 
     def _team(self, name: str) -> Any:
-        if name not in self.lab.groups:
+        groups = self.lab.home.groups  # not those of its tenants: whether they are is not told
+        if name not in groups:
             raise UnknownGroup(f"there is no group {name!r} in this lab")
-        return self.lab.groups[name]
+        return groups[name]
 
     def _write(self, agent: Agent, _: Lease, message: Message) -> Pending[Output]:
         names = ("role", "temperature", "top_p", "seed", "stop")
