@@ -212,15 +212,17 @@ class Driver(Loop):
         cleaned = threading.Event()
 
         def clean() -> None:
-            for task in list(self.programs):
-                task.cancel()
-            if self.engine.cache.violation is None:
-                self.engine.stop_all(why)
-            else:
-                self.drop_all(why)
-            self.engine.cancel.clear()
-            self.controls.end_pause()
-            cleaned.set()
+            try:
+                for task in list(self.programs):
+                    task.cancel()
+                if self.engine.cache.violation is None:
+                    self.engine.stop_all(why)
+                else:
+                    self.drop_all(why)
+            finally:
+                self.engine.cancel.clear()
+                self.controls.end_pause()
+                cleaned.set()
 
         with suppress(LabClosed):  # then nothing runs
             self.refuse_closed()

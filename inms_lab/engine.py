@@ -20,7 +20,7 @@ from inms_lab.commands import check_request, entry, stands
 from inms_lab.completion import completed
 from inms_lab.config import Config
 from inms_lab.desk import Desk
-from inms_lab.errors import AgentClosed, BadInput
+from inms_lab.errors import AgentClosed, BadInput, StepInterrupted
 from inms_lab.events import PoolOpened, Registered
 from inms_lab.fingerprint import Namespace
 from inms_lab.freeing import aborted
@@ -189,6 +189,9 @@ class Engine:
             request.future.set_exception(error)
             self.desk.refuse_rest(seq.seq_id, error)
             return
+        except BaseException:  # an interrupt: it was taken from its queue, and is answered
+            request.future.set_exception(StepInterrupted(f"{request.verb} was interrupted"))
+            raise
         if request.verb in ("append", "write", "logits"):
             self.desk.start(request, seq)
             return

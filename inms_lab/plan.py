@@ -66,7 +66,7 @@ class _Draft:
         lost = record is not None and not record.is_live and not may_write(seq, segment.tier)
         if segment.is_fragment or lost:  # only mounted, behind what is computed; never written
             return Gone(seq.seq_id, number) if fresh else False
-        if not may_write(seq, segment.tier) and "label" not in seq.off:
+        if not may_write(seq, segment.tier):  # the door asks it whatever is switched off
             return Refused(seq.seq_id, 4, f"no {seq.kind} may write {segment.tier} text")
         return self._compute(number, segment, here)
 
