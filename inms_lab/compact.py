@@ -95,7 +95,9 @@ def is_movable(pool: Pool, segment: Segment, index: int, block: int) -> bool:
     """Whether a block has one holder, nobody waits for it, and it can be published as it is."""
     if pool.refs[block] != 1 or block in pool.promised:
         return False
-    return block not in pool.keys or pool.keys[block] == segment.key(index)
+    end = min((index + 1) * segment.block_size, len(segment.tokens))  # after a cut, perhaps beyond
+    written = pool.keys.get(block) == segment.key(index) and end <= segment.computed
+    return block not in pool.keys or written
 
 
 def is_move(books: Ledger, event: Event) -> bool:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import groupby
 
 from inms_lab.errors import ContextTooLong, EmptyText, TextTooLarge
-from inms_lab.events import Commanded
+from inms_lab.events import Commanded, PoolOpened
 from inms_lab.label import join
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
-from inms_lab.policy import GLOBAL, PRIVATE, Place, Policy, placed
+from inms_lab.policy import DEFAULT, GLOBAL, PRIVATE, Place, Policy, placed
 from inms_lab.request import Request
 from inms_lab.reuse import AFRESH, Reuse, Terms, command, own_place, place_of, reuse
 from inms_lab.sequence import READ_ONLY
@@ -129,8 +129,16 @@ def check_room(books: Ledger, seq: Holder, place: Place, more: int, max_context:
     if held + needed > pool.spec.num_blocks:
         raise TextTooLarge(
             f"{more} tokens need {needed} blocks more, {seq.name} has {held}, and the pool "
-            f"{place.pool_id} has {pool.spec.num_blocks} in all: give the lab a larger pool"
+            f"{place.pool_id} has {pool.spec.num_blocks} in all: {larger(pool.spec)}"
         )
+
+
+def larger(spec: PoolOpened) -> str:
+    """What to do where a pool is too small, in words."""
+    if spec.tenant == DEFAULT:
+        return "give the lab a larger pool"
+    which = spec.tier if spec.tier in READ_ONLY else PRIVATE
+    return f"give the tenant {spec.tenant} more {which}_bytes"
 
 
 def check_length(seq: Holder, more: int, max_context: int) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from inms_lab.config import Config
 from inms_lab.copies import CopyLine
+from inms_lab.entering import larger
 from inms_lab.errors import PoolExhausted, SealedTier
 from inms_lab.events import Copied, Freed
 from inms_lab.freeing import held, plan_preempt
@@ -178,6 +179,7 @@ class Planner:
         seq = self.books.sequences[no.seq_id]
         text = (
             f"{seq.name} needs {no.needed} more blocks of {no.pool_id}, {no.available} are free or "
-            "can be evicted and nobody can give way: close agents or give the lab a larger pool"
+            "can be evicted and nobody can give way: close agents or "
+            f"{larger(self.books.pools[no.pool_id].spec)}"
         )
         self.engine.end(no.seq_id, "fail", text, PoolExhausted(text))

@@ -166,4 +166,11 @@ def tenant(lab: Lab, name: str, settings: dict[str, Any]) -> Tenant:
     if wrong is not None:
         raise BadInput(f"a tenant has no setting {wrong!r}; there are: {', '.join(TENANTS_OWN)}")
     own = with_settings(lab.config, settings)
+    per_token = lab.engine.cache.store.bytes_per_token
+    floor, blocks = own.floor_blocks(per_token), own.num_blocks(PRIVATE, per_token)
+    if floor > blocks:
+        raise BadInput(
+            f"floor_bytes of {own.floor_bytes} are {floor} blocks, private_bytes of "
+            f"{own.private_bytes} are {blocks}: give a smaller floor, or more private bytes"
+        )
     return lab.driver.call(lambda: lab.tenants.setdefault(name, Tenant(lab, name, own)))

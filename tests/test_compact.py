@@ -360,3 +360,19 @@ def test_a_lab_moves_trims_and_tells_its_waste() -> None:
         lab.check()
     with pytest.raises(LabClosed):
         lab.compact()
+
+
+def test_a_text_that_was_cut_and_comes_again_is_not_moved_before_it_is_written() -> None:
+    """Its block has the key of the text that is asked for again, and slots that are not its own."""
+    with Lab(DryModel(100, 256, 1024), block_size=8, pool_bytes="1MiB", debug=True) as lab:
+        gone, agent = lab.agent("gone"), lab.agent("a")
+        gone.read([2] * 20).result()
+        agent.read([1] * 16).result()
+        gone.close().result()
+        agent.rollback(3).result()
+        again = agent.read([1] * 3)
+        lab.look(lambda: lab.engine.enter())
+        assert lab.compact() == 1  # the whole one
+        again.result()
+        assert agent.tokens == [1] * 16
+        lab.check()

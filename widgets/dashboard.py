@@ -65,8 +65,9 @@ class Dashboard(VBox):
     def export_html(self, path: str | Path, redact: str = "private", **options: Any) -> Path:
         """One offline page with the whole scrubber. Private text is masked unless `redact` is
         "nothing"; "all" masks every text."""
-        if self.view.publisher.problem:
-            raise LogUnreadable(self.view.publisher.problem)
+        problem = self.view.publisher.problem
+        if problem and problem != self.shown.note:  # a note is shown on the page
+            raise LogUnreadable(problem)
         chosen: dict[str, Any] = {"lang": self.lang, "projector": self.projector, **options}
         return export_html(self.shown, path, redact=redact, **chosen)
 
