@@ -81,7 +81,7 @@ class Upkeep:
     def save_shared(self, path: str | Path, groups: Sequence[str] | None = None) -> Path:
         """Write the sealed prompt and these groups' records (None: all that hold) to one file, with
         their KV, for `load_shared`; gives the path. Nothing private is in it. Raises
-        `ParcelRefused`, `UnknownGroup`."""
+        `ShelfRefused`, `UnknownGroup`."""
         self._open()
         target, names = path_of(path), shelving.names_of(self.home, groups)
         return shelf.save(self.look(lambda: shelving.pack(self.home, names)), target)
