@@ -155,7 +155,7 @@ def test_what_leaks_is_never_used_again_and_all_else_comes_back(seed: int) -> No
             last[seq_id] = step
     assert max(last[seq_id] for seq_id in leaked) <= story.forgotten + 1
     assert story.moments[-1].step - story.forgotten > suspecting.IN_TIME
-    for name in ("cora", "carl", "planner"):
+    for name in ("ann", "bob", "planner"):
         assert AWAY[0] < away[ids[name]] <= AWAY[1] + 2, name
         assert story.moments[-1].step - last[ids[name]] <= AWAY[1], name
     assert not audit.faults(log.replay())
@@ -177,6 +177,15 @@ def test_the_facts_are_those_of_the_books(seed: int) -> None:
         leaks = [held for held in moment.blocks if story.leaks(moment, held)]
         assert bool(leaks) == (moment.step >= story.forgotten)
     assert {held.refcount for held in leaks} == {1, 2}
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, 4])
+def test_names_in_the_map_have_letters_of_their_own(seed: int) -> None:
+    """The map writes the initials of a block's holders."""
+    log = run(seed).log
+    agents = [e for e in log.events if isinstance(e, Registered) and e.kind == "agent"]
+    names = [event.name for event in agents if event.parent_id < 0]
+    assert len({name[0] for name in names}) == len(names) == 5
 
 
 def test_equal_seeds_give_equal_runs_and_others_others() -> None:
@@ -203,7 +212,7 @@ def test_a_patient_sweep_takes_from_the_forgotten_alone_a_hasty_one_from_others_
     seed: int,
 ) -> None:
     plain, hasty, patient = (run(seed, after) for after in (0, 10, 40))
-    for story, more in ((plain, set()), (hasty, {"cora", "carl"}), (patient, set())):
+    for story, more in ((plain, set()), (hasty, {"ann", "bob"}), (patient, set())):
         weak = (e for e in story.log.events if isinstance(e, Freed) and e.cause == "weak")
         names = {story.names[event.seq_id] for event in weak}
         swept = set(story.leaked) if story.suspect_after else set()
@@ -224,6 +233,20 @@ def test_the_table_has_every_block_once() -> None:
     assert list(both["kinds"]) == ["agent"]
     assert list(both["idle"]) == ["72 to 75"]
     assert "one is at work" in set(table["idle"])
+
+
+@pytest.mark.parametrize("seed", [*SEEDS, 4])
+def test_the_rows_of_the_leak_are_those_that_the_forgotten_forks_hold_alone(seed: int) -> None:
+    story = run(seed)
+    table = story.table(110)
+    mine = {", ".join(story.leaked), *story.leaked}
+    rows = [number for number, who in enumerate(table["holders"]) if who in mine]
+    assert story.leaking_rows(110) == rows
+    assert rows
+    with_planner = table[table["holders"].str.startswith(f"planner, {story.leaked[0]}")]
+    assert len(with_planner) == 1
+    assert with_planner.index[0] not in rows
+    assert story.leaking_rows(10) == []
 
 
 # answers ----------------------------------------------------------------------------------------
@@ -251,6 +274,7 @@ def test_the_solution_passes_and_so_do_other_ways_to_say_it() -> None:
         solution(),
         lambda held: min(holder.idle for holder in held.holders) > 24 and held.tier == "private",
         lambda held: all(rests(holder, 50) for holder in held.holders),
+        lambda held: all(h.kind == "agent" and h.idle > 24 for h in held.holders),  # as hint 3 says
         lambda held: all(rests(h, 26) for h in held.holders) and held.unmoved > 20,
     ]
     for rule in rules:

@@ -62,11 +62,12 @@ def test_a_turn_counts_what_was_done_for_its_agent_only() -> None:
     assert len(words("x", 5).split()) == 5
 
 
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("mode", ["global", "inms"])
 def test_a_probe_tells_which_sentence_was_read_in_one_pool_and_not_between_tenants(
-    mode: str,
+    mode: str, seed: int
 ) -> None:
-    lab, attacker, secret = offices(mode)
+    lab, attacker, secret = offices(mode, seed)
     with lab:
         costs = []
         for text in SECRETS:
@@ -75,10 +76,24 @@ def test_a_probe_tells_which_sentence_was_read_in_one_pool_and_not_between_tenan
     others = [cost for number, cost in enumerate(costs) if number not in (0, secret)]
     if mode == "global":
         assert costs[secret] < min(others)
-    elif secret:
-        assert costs[secret] == others[0]
+        assert costs.count(costs[secret]) == 1
+    else:
+        assert costs == [9, 5, 5, 5]
     assert len({text.split()[0] for text in SECRETS}) == 1
     assert {len(text.split()) for text in SECRETS} == {9}
+
+
+def test_another_seed_draws_another_secret() -> None:
+    for mode in ("global", "inms"):
+        drawn = []
+        for seed in range(16):
+            lab, _, secret = offices(mode, seed)
+            lab.close()
+            drawn.append(secret)
+        assert set(drawn) == set(range(len(SECRETS)))
+    lab, _, again = offices(mode, 15)
+    lab.close()
+    assert again == secret
 
 
 def test_the_figures_shown_are_of_an_attack_that_can_tell() -> None:

@@ -22,7 +22,7 @@ from inms_lab.config import Config
 from inms_lab.errors import BadInput
 from inms_lab.model.forward import DryModel
 from inms_widgets import show_recorded, snapshot_at, snapshot_of
-from inms_widgets.picture import MOST_BLOCKS, render_html, render_svg
+from inms_widgets.picture import MOST_BLOCKS, MOST_NAME, render_html, render_svg
 from inms_widgets.recorded import FILE, from_json, to_json
 from inms_widgets.snapshot import CACHED, FREE, HELD, Block, Snapshot
 
@@ -148,6 +148,16 @@ def assert_harmless(html: str) -> None:
     assert "javascript:" not in html.lower()
     assert "@import" not in html
     assert "url(" not in html
+
+
+def test_a_name_that_is_too_long_keeps_what_tells_forks_apart(lab: Lab) -> None:
+    agent = lab.agent("a planner of parties")
+    agent.read([1] * 20).result()
+    fork = agent.fork().result()
+    picture = render_svg(snapshot_of(lab.engine.ledger, BYTES_PER_TOKEN))
+    short = re.findall(r'<text x="20"[^>]*>(a p[^<]*)</text>', picture)
+    assert short == ["a planner of pa…", f"a plan… (fork {fork.seq_id})"]
+    assert {len(name) for name in short} == {MOST_NAME}
 
 
 def test_pictures_are_script_free_and_well_formed(lab: Lab) -> None:

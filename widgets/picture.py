@@ -188,13 +188,20 @@ def _draw_block(canvas: _Canvas, x: float, dy: float, block: Block, titles: bool
         canvas.text(x + CELL / 2, dy + 18, "0", "n dim")
 
 
+def _short(name: str) -> str:
+    """A name that fits. The end in brackets stays: it tells forks and namesakes apart."""
+    if len(name) <= MOST_NAME:
+        return name
+    end = name[name.rfind(" (") :] if name.endswith(")") and " (" in name else ""
+    end = end if len(end) < MOST_NAME - 3 else ""
+    return f"{name[: MOST_NAME - 1 - len(end)]}…{end}"
+
+
 def _draw_agents(canvas: _Canvas, agents: tuple[AgentRow, ...]) -> None:
     most = max((a.num_shared + a.num_own for a in agents), default=0) or 1
     for agent in agents:
         shared, own = (BAR * n / most for n in (agent.num_shared, agent.num_own))
-        name = agent.name
-        name = name if len(name) <= MOST_NAME else f"{name[: MOST_NAME - 1]}…"
-        canvas.text(MARGIN, 15, name)
+        canvas.text(MARGIN, 15, _short(agent.name))
         canvas.text(STATE_AT, 15, canvas.tell(f"map_s_{agent.state}"), "dim")
         canvas.box(BAR_AT, 2, shared, 16, "r4")
         canvas.box(BAR_AT + shared, 2, own, 16, "r1")

@@ -11,16 +11,22 @@ if TYPE_CHECKING:
 MOST = 2  # holders of a block that the table names
 
 
+def rows_of(found: Iterable[Held]) -> list[list[Held]]:
+    """The blocks of each row: those of a pool that have the same holders."""
+    rows: dict[tuple[Any, ...], list[Held]] = {}
+    for held in found:
+        rows.setdefault((held.pool, held.refcount, held.holders), []).append(held)
+    return list(rows.values())
+
+
 def table(found: Iterable[Held]) -> Any:
     """A pandas DataFrame: blocks with the same holders in one row. Of several ages the least and
     the greatest are told."""
     import pandas as pd
 
-    rows: dict[tuple[Any, ...], list[Held]] = {}
-    for held in found:
-        rows.setdefault((held.pool, held.refcount, held.holders), []).append(held)
     lines = []
-    for (pool, count, holders), blocks in rows.items():
+    for blocks in rows_of(found):
+        pool, count, holders = blocks[0].pool, blocks[0].refcount, blocks[0].holders
         names = ", ".join(holder.name for holder in holders[:MOST])
         names += f" and {len(holders) - MOST} more" * (len(holders) > MOST)
         kinds = ", ".join(dict.fromkeys(holder.kind for holder in holders))

@@ -18,12 +18,11 @@ from inms_lab.growth import Activity
 from inms_lab.ledger import Ledger
 from inms_lab.log import Log
 
-from .leak_table import table
+from .leak_table import rows_of, table
 from .small_labs import word_lab
 from .told import names_of
 
 STEPS = 150  # of a run
-MOST = 2  # holders of a block that the table names
 EVERY = 10  # steps between two moments that are looked at
 AWAY = (10, 24)  # steps that who waits for a tool stays away, at least and at most
 SEEDS = (1, 2, 3)  # of the runs that a check looks at
@@ -111,6 +110,12 @@ class Run:
         several ages the least and the greatest are told."""
         return table(self.at(step).blocks)
 
+    def leaking_rows(self, step: int) -> list[int]:
+        """The numbers of that table's rows whose blocks nobody will use again."""
+        moment = self.at(step)
+        rows = enumerate(rows_of(moment.blocks))
+        return [number for number, row in rows if self.leaks(moment, row[0])]
+
 
 def state(holder: Holder) -> str:
     """What it does, in words."""
@@ -132,7 +137,7 @@ def _play(seed: int, suspect_after: int) -> tuple[Log, list[int]]:
     lab = word_lab(num_blocks=160, suspect_after=suspect_after)
     lab.preload(PROMPT, progress=False)
     team = lab.group("shop")
-    clerk, writer, planner, *callers = team.agents("clerk", "writer", "planner", "cora", "carl")
+    clerk, writer, planner, *callers = team.agents("clerk", "writer", "planner", "ann", "bob")
     team.publish(RULE, by=clerk)
     team.publish(SPARE, by=clerk, behind="prompt")  # which nobody attaches in this run
     leaked: list[int] = []

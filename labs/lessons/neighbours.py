@@ -59,12 +59,13 @@ def turn(lab: Lab, agent: Agent, text: str) -> Turn:
     )
 
 
-def offices(mode: str) -> tuple[Lab, Agent, int]:
+def offices(mode: str, seed: int = 0) -> tuple[Lab, Agent, int]:
     """A lab in which a victim has read one of the `SECRETS`, an attacker in it, and which it was.
 
-    `global`: one pool for everybody; `inms`: each of the two is a tenant.
+    `global`: one pool for everybody; `inms`: each of the two is a tenant. The secret is drawn from
+    the seed, in each mode another time.
     """
-    lab, secret = word_lab(mode), random.Random(mode).randrange(len(SECRETS))
+    lab, secret = word_lab(mode), random.Random(f"{mode} {seed}").randrange(len(SECRETS))
     if mode == "global":
         victim, attacker = lab.agent("victim"), lab.agent("attacker")
     else:
