@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from inms_lab.bench.fragmentation import measure, play
+from inms_lab.bench.fragmentation import Fate, measure, play
 from inms_lab.churn import POLICIES, Churn
 from inms_lab.errors import BadInput
 from inms_lab.events import Copied
@@ -19,7 +21,7 @@ from inms_lessons.budgeting import CASES, Case
 from inms_lessons.charts import Bars
 from inms_lessons.copies import solutions_in
 from inms_lessons.exercises import EXERCISES
-from inms_lessons.regions import KINDS, STUCK, Regions
+from inms_lessons.regions import KINDS, STUCK, Regions, deaths
 from inms_lessons.results import results
 from inms_lessons.storms import copied, first_step, storm
 from inms_lessons.storms import play as storm_of
@@ -106,9 +108,17 @@ def args(case: Case) -> tuple[int, int, int, int]:
 
 
 WRONG: dict[str, tuple[Any, str, str]] = {  # answer -> what came, the hint
-    "the stub": (STUB, "10: peak 40960 bytes", "too large: a step may copy 32768 / 4096 blocks"),
-    "too large": (lambda w, b, m, x: w, "64: peak 262144 bytes", "waits 0 steps, and may 7"),
-    "too small": (lambda w, b, m, x: 1, "longest wait 63 steps", "copies in step 8"),
+    "the stub": (STUB, "9: peak 36864 bytes", "too large: a step may copy 32768 / 4096 blocks"),
+    "too large": (
+        lambda w, b, m, x: w,
+        "64: peak 262144 bytes",
+        "the last writer waits 0 steps, 7 are allowed",
+    ),
+    "too small": (
+        lambda w, b, m, x: 1,
+        "longest wait 63 steps",
+        "copies in step 8, so the steps up to that one must serve all 64 writers",
+    ),
     "a wait too many": (
         lambda w, b, m, x: -(-w // (x + 2)),
         "9: peak 73728 bytes, longest wait 5",
@@ -196,6 +206,55 @@ def test_a_picture_of_regions_shows_every_block_once() -> None:
     assert bundle["text/plain"] == "; ".join(picture.title(name) for name in fates)
     drawn = bundle["application/vnd.plotly.v1+json"]
     assert len(drawn["data"]) == len(KINDS) * len(fates)
+
+
+def test_who_dies_first_is_counted_for_each_churn_by_itself() -> None:
+    ends = {"one": (5, 9, 7, None), "own": (None,) * 4, "classes": (9, 5, 7, None)}
+    died, first = deaths(
+        {name: [Fate(name, "queue", at) for at in ats] for name, ats in ends.items()}
+    )
+    assert died == {"one": 3, "own": 0, "classes": 3}
+    assert first == {"one": 1, "classes": 1, "one and classes": 1, "none": 1}
+
+
+def test_no_single_churn_answers_who_dies_first() -> None:
+    """What the lab says: both die in each of its churns, and sometimes one is first, sometimes the
+    other; reserved pools die in none. The larger sample says so too."""
+    died, first = deaths({p: [play(Churn(), s, p) for s in range(12)] for p in POLICIES})
+    assert died == {"one": 12, "own": 0, "classes": 12}
+    for found in (first, results("fragmentation")["dies_first"]):
+        assert found.keys() == {"one", "classes", "one and classes"}
+        assert 2 * max(found.values()) < sum(found.values())  # none is first in most of them
+
+
+def test_the_view_of_compaction_shows_a_block_that_was_found_again() -> None:
+    names = asyncio.run(compacted())
+    lab, look = names["lab"], names["view"].view.look
+    with lab:
+        before, now = (lab.log.replay(look["index"] - back) for back in (1, 0))
+        assert look["block"] in now.pools[look["pool"]].keys, "no fingerprint at this moment"
+        assert look["block"] not in before.pools[look["pool"]].keys
+
+
+async def compacted() -> dict[str, Any]:
+    """What the lab's cells on compaction define."""
+    names = dict[str, Any]()
+    for part in ("ben.close()", "lab.compact()"):
+        (cell,) = (c for c in NOTEBOOK["cells"] if part in "".join(c["source"]))
+        code = compile("".join(cell["source"]), part, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        if (begun := eval(code, names)) is not None:
+            await begun
+    return names
+
+
+def test_bars_say_whole_numbers_whole() -> None:
+    bars = Bars({"step 1": 36864.0, "step 2": 0.0231}, "bytes", "bytes")
+    assert str(bars) == "bytes (bytes): step 1: 36864; step 2: 0.023"
+    assert ">36864<" in bars.svg()
+
+
+def test_the_starter_code_does_not_give_the_third_hint_away() -> None:
+    assert "-(-" not in EXERCISES["budget"].stub
 
 
 def test_what_the_lab_says_of_twenty_churns_is_what_was_measured() -> None:

@@ -147,7 +147,7 @@ def measure(churn: Churn, seed: int, repeat: int, order: str) -> Row:
         row["needs_regions"] = statistics.median(need)
         more = (100 * (n / least - 1) for n, least in zip(need, best, strict=True))
         row["more_than_peak_percent"] = round(statistics.median(more), 1)
-    first = Counter(_first([fates[policy][i] for policy in POLICIES]) for i in range(repeat))
+    first = Counter(first_dead([fates[policy][i] for policy in POLICIES]) for i in range(repeat))
     return {
         "seeds": f"{seeds[0]} to {seeds[-1]}",
         "operations": churn.operations,
@@ -161,8 +161,8 @@ def measure(churn: Churn, seed: int, repeat: int, order: str) -> Row:
     }
 
 
-def _first(fates: Sequence[Fate]) -> str:
-    """Which of these died first; several, where they died at one operation."""
+def first_dead(fates: Sequence[Fate]) -> str:
+    """Which of these died first, in one churn; several, where they died at one operation."""
     ends = {fate.policy: fate.died for fate in fates if fate.died is not None}
     return " and ".join(p for p, at in ends.items() if at == min(ends.values())) or "none"
 

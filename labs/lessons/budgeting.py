@@ -120,10 +120,13 @@ def _over(case: Case, count: int, told: Copies, log: Log) -> Wrong:
     elif peak > case.most_bytes:
         hint = f"too large: a step may copy {case.most_bytes} / {size} blocks, rounded down"
         if told.longest_wait < case.most_wait:
-            hint += f"; the last writer waits {told.longest_wait} steps, and may {case.most_wait}"
+            hint += (
+                f"; the last writer waits {told.longest_wait} steps, {case.most_wait} are allowed"
+            )
     else:
-        hint = f"too small: who waits {case.most_wait} steps copies in step {case.most_wait + 1}, "
-        hint += f"so so many steps have to do for {case.writers} writers, rounded up"
+        last = case.most_wait + 1
+        hint = f"too small: who waits {case.most_wait} steps copies in step {last}, so the "
+        hint += f"steps up to that one must serve all {case.writers} writers; round up"
     counts = copied(log)
     rows = {f"step {n}": float(c * size) for n, c in enumerate(counts[:12], 1)}
     drawn = Bars(

@@ -113,10 +113,13 @@ class Bars:
     __repr__ = __str__
 
     def _span(self, value: float, low: float, high: float) -> str:
-        form = "{:.0%}" if self.scale == "share" else "{:.2g}"
-        said = form.format(value)
-        ends = "" if low == high else f" [{form.format(low)}, {form.format(high)}]"
-        return said + ends
+        ends = "" if low == high else f" [{self._said(low)}, {self._said(high)}]"
+        return self._said(value) + ends
+
+    def _said(self, value: float) -> str:
+        if self.scale == "share":
+            return f"{value:.0%}"
+        return f"{value:.0f}" if float(value).is_integer() else f"{value:.2g}"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return _bundle(self)

@@ -6,12 +6,13 @@ Regions({"one": fate, "own": other}, churn)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from inms_lab.bench.fragmentation import Fate
+from inms_lab.bench.fragmentation import Fate, first_dead
 from inms_lab.churn import LIVES, TENANT, Churn
 
 from .curves import COLOURS, PLOTLY
@@ -26,6 +27,13 @@ KINDS = {  # what is drawn, from below -> its colour
 }
 LEFT, WIDE, HIGH, TOP = 70, 560, 70, 44  # of the plain picture
 NAMES = dict(zip((*LIVES, TENANT), KINDS, strict=False))
+
+
+def deaths(runs: Mapping[str, Sequence[Fate]]) -> tuple[dict[str, int], Counter[str]]:
+    """Of each policy's fates, one a churn: in how many churns it died, by policy; and in how many
+    it was the first to die ("one and classes": both at one operation; "none": all lived)."""
+    died = {name: sum(f.died is not None for f in fates) for name, fates in runs.items()}
+    return died, Counter(first_dead(each) for each in zip(*runs.values(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
