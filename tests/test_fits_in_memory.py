@@ -55,7 +55,7 @@ def churn(num_transitions: int) -> dict[str, float]:
     from inms_lab.fingerprint import Namespace
     from inms_lab.outcome import Plan
     from inms_lab.plan import plan_extend
-    from inms_lab.policy import MODES
+    from inms_lab.policy import DEFAULT, MODES
     from inms_lab.request import Request
 
     policy, root, book = MODES["global"], Namespace(model="m").root(), words()
@@ -83,13 +83,13 @@ def churn(num_transitions: int) -> dict[str, float]:
                 cache.record(event)
 
     def register(number: int) -> int:
-        cache.record(Registered(number, "agent", f"agent {number}", "t", (), root))
+        cache.record(Registered(number, "agent", f"agent {number}", DEFAULT, (), root))
         return number
 
     memory = psutil.Process().memory_info
     before = peak = memory().rss
     for pool_id, tier, label in policy.pools(()):
-        cache.record(PoolOpened(pool_id, tier, "t", 16, 2048, label))
+        cache.record(PoolOpened(pool_id, tier, DEFAULT, 16, 2048, label))
     system = book[:1024]
     offset, _ = log.add_tokens(system)
     live: deque[int] = deque()
