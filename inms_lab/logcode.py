@@ -142,6 +142,8 @@ def _values(kind: type) -> Reader:
     """What reads a row of the dataclass `kind`."""
     hints = get_type_hints(kind)
     readers = [_reader(hints[f.name]) for f in fields(kind)]
+    if kind is Decided:  # a budget may stand for no bound at all
+        readers[[f.name for f in fields(kind)].index("budget")] = _exactly(int)
     least = len(readers) - NEW_FIELDS.get(kind, 0)  # a file of version 1 has none of these
 
     def read(data: Any) -> Any:

@@ -33,7 +33,7 @@ from inms_lab.store import NoStore
 from inms_lab.trace import Request
 
 SIZE = 16  # tokens that stand for a block
-ALL = 1 << 40  # a budget for any request
+ALL = 1 << 30  # a budget for any request
 GLOBAL, GROUP, PRIVATE, FOREIGN, UNKNOWN = TIERS = (
     "global",  # the tool definitions or the system prompt that the request begins with
     "group",  # text that another agent of the session has computed

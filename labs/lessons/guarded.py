@@ -22,7 +22,7 @@ from inms_lab.gate import OPEN
 from inms_lab.label import Label
 from inms_lab.ledger import Ledger
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Gone, Outcome, Plan
+from inms_lab.outcome import Gone, Outcome, Plan, Refused
 from inms_lab.plan import plan_extend
 from inms_lab.planning import Planner, Share
 from inms_lab.policy import Inms
@@ -146,6 +146,8 @@ class Guarded(Engine):
             books = self._blocks_for(self.ledger.sequences[seq_id])
             outcome = plan_extend(books, len(self.log), seq_id, budget)
             self.log.decide(seq_id, budget, outcome)
+            if isinstance(outcome, Refused):  # what it may not hold it would have to write
+                raise Unserved
             if isinstance(outcome, Gone):  # a may_hold that changes its mind
                 self.commit(detach(self.ledger, self.policy, len(self.log), outcome))
                 made = self.contexts[seq_id][outcome.segment]
