@@ -61,8 +61,7 @@ def plan_preempt(
     """
 
     def above(seq: Sequence) -> int:
-        """Blocks that it has above its floor; a fork has none of its own."""
-        return held(seq, pool_id) - (floor if seq.parent_id < 0 else 0)
+        return above_floor(seq, pool_id, floor)
 
     force = force or (floor > 0 and above(books.sequences[seq_id]) < 0)
     victims = [
@@ -99,6 +98,11 @@ def _own(seq: Sequence, pool_id: str) -> Iterator[Segment]:
     yield from (
         s for s in seq.segments if s.pool_id == pool_id and s.blocks and s.tier not in READ_ONLY
     )
+
+
+def above_floor(seq: Sequence, pool_id: str, floor: int) -> int:
+    """Blocks that a holder has of its own in a pool above its floor; a fork has no floor."""
+    return held(seq, pool_id) - (floor if seq.parent_id < 0 else 0)
 
 
 def held(seq: Sequence, pool_id: str) -> int:

@@ -122,7 +122,7 @@ class Lab(Upkeep):
         budgets of its own. `settings`: its quotas (`private_bytes`, `group_bytes`, `global_bytes`),
         what each of its agents keeps for sure (`floor_bytes`), its budgets of a step
         (`token_budget`, `prefill_budget`, `copy_budget`); the lab's where it names none."""
-        self._open()
+        self.refuse_closed()
         return tenant(self, name, settings)
 
     @property
@@ -143,27 +143,27 @@ class Lab(Upkeep):
 
     def submit(self, request: Request) -> Request:
         """Hand a request to the engine, from any thread; bad input raises here and now."""
-        self._open()
+        self.refuse_closed()
         return send(self.driver, request)
 
     def start(self, programs: Mapping[Agent, Program]) -> None:
         """Start programs without running them: drive them with `step`, `run_to` or `run`."""
-        self._open()
+        self.refuse_closed()
         self.programs.start(programs)
 
     async def run(self, programs: Mapping[Agent, Program] | None = None) -> Results:
         """Run the programs (and those started before) to their end, the view staying live."""
-        self._open()
+        self.refuse_closed()
         return await self.programs.run(programs or {})
 
     def run_to(self, index: int | None = None) -> Results:
         """The same for code without `await`: to log index `index`, or to the end."""
-        self._open()
+        self.refuse_closed()
         return self.programs.run_to(index)
 
     async def step(self, count: int = 1) -> None:
         """Take `count` engine steps."""
-        self._open()
+        self.refuse_closed()
         await self.programs.step(count)
 
     def results(self) -> Results:

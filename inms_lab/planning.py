@@ -15,7 +15,7 @@ from inms_lab.copies import CopyLine
 from inms_lab.entering import larger
 from inms_lab.errors import PoolExhausted, SealedTier
 from inms_lab.events import Copied, Freed
-from inms_lab.freeing import held, plan_preempt
+from inms_lab.freeing import above_floor, plan_preempt
 from inms_lab.outcome import Chunk, Deferred, Gone, NoRoom, Outcome, Plan, Refused
 from inms_lab.plan import plan_extend
 from inms_lab.reuse import detach
@@ -169,7 +169,7 @@ class Planner:
                     engine.commit(plan)
                     continue
                 seq = self.books.sequences[seq_id]
-                if seq.parent_id < 0 and held(seq, outcome.pool_id) < share.floor:
+                if above_floor(seq, outcome.pool_id, share.floor) < 0:
                     share.owed[seq_id] = None
             elif isinstance(outcome, Refused):
                 engine.end(seq_id, "fail", outcome.reason, SealedTier(outcome.reason))

@@ -64,7 +64,7 @@ class Upkeep:
         """Write the log through to a new file from now on, what is in it already too; after a crash
         `Log.load(path)` or `View(path)` opens it at its last moment. It holds every text. `fsync`
         waits for the disk at each step. Raises `JournalInUse`, `JournalNotWritable`, `BadInput`."""
-        self._open()
+        self.refuse_closed()
         soon = self.driver.loop.call_soon
         self.journal = self.look(lambda: Journal(self.log, path, fsync=fsync, soon=soon))
         if self.journal.earlier is not None:
@@ -82,7 +82,7 @@ class Upkeep:
         """Write the sealed prompt and these groups' records (None: all that hold) to one file, with
         their KV, for `load_shared`; gives the path. Nothing private is in it. Raises
         `ShelfRefused`, `UnknownGroup`."""
-        self._open()
+        self.refuse_closed()
         target, names = path_of(path), shelving.names_of(self.home, groups)
         return shelf.save(self.look(lambda: shelving.pack(self.home, names)), target)
 
@@ -93,7 +93,7 @@ class Upkeep:
         group's records enter only where this lab has the group (`groups`: these alone). Raises
         `ShelfRefused` with the reason, and then nothing has changed. A file that was forged with
         care cannot be told from a real one: who loads it answers for it, as the log's operator."""
-        self._open()
+        self.refuse_closed()
         found = shelf.load(path_of(path))
         return self.look(lambda: shelving.put(self.home, found, groups))
 
@@ -118,13 +118,13 @@ class Upkeep:
 
     def trim(self) -> Trimmed:
         """Give the memory of free blocks back to the system; tells how many bytes came back."""
-        self._open()
+        self.refuse_closed()
         return self.look(lambda: trim(self.engine.cache))
 
     def compact(self, most: int | None = None) -> int:
         """Move private blocks together between two steps, at most `most` in each pool; gives how
         many moved. No result changes; then `trim` gives back what lies behind them."""
-        self._open()
+        self.refuse_closed()
         return self.look(lambda: compact(self.engine.cache, most))
 
     def suspects(self, after: int | None = None) -> list[Suspect]:
@@ -157,7 +157,7 @@ class Upkeep:
         function that says so; the task or thread that asks, in a notebook the kernel) it is
         renewed; three heartbeat intervals later they are ended. As a `with` block it ends them when
         the block is left. Raises `AgentClosed`."""
-        self._open()
+        self.refuse_closed()
         return self.keeper.lease(agent, owner)
 
     @property
@@ -168,13 +168,13 @@ class Upkeep:
     def recover(self) -> list[str]:
         """End every agent whose lease has run out, which a lab with `auto_recovery=False` leaves
         to you; gives their names."""
-        self._open()
+        self.refuse_closed()
         return self.keeper.recover()
 
     def serve(self, *, tcp: bool = False) -> Service:
         """Let agents of other processes in: `inms_lab.connect(service.address)` there. `tcp`: by a
         port of this machine, as where there are no sockets in the file system."""
-        self._open()
+        self.refuse_closed()
         return self.keeper.serve(tcp)
 
     def look(self, function: Callable[[], T]) -> T:
@@ -183,9 +183,6 @@ class Upkeep:
 
     def refuse_closed(self) -> None:
         """Raises `LabClosed`, or `LabReadOnly`, where nothing can be changed any more."""
-        self._open()
-
-    def _open(self) -> None:
         if self.closed:
             raise LabClosed("this lab is closed: make a new one")
         if self.violation is not None:
