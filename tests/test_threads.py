@@ -181,7 +181,7 @@ def test_a_call_whose_turn_comes_after_the_end_is_told_so(monkeypatch: pytest.Mo
     """The race itself, made to happen: the thread ends just after a call has looked."""
     lab = made()
     agent = lab.agent("a")
-    monkeypatch.setattr(lab, "_open", lambda: None)
+    monkeypatch.setattr(lab, "refuse_closed", lambda: None)
     lab.close()
     for call in (
         lambda: agent.read([1]),
