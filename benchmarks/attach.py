@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from inms_lab.agent import Agent
-from inms_lab.gate import DEFAULT, Gate
+from inms_lab.books.gate import DEFAULT, Gate
 from inms_lab.interference.calibrate import machine
-from inms_lab.lab import Lab
 from inms_lab.model import Runner, load
 from inms_lab.model.progress import bar
-from inms_lab.records import Record
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing.records import Record
 
 TEXTS = Path(__file__).resolve().parents[1] / "inms_lab" / "texts"
 MOST = 0.3  # of the time to compute it

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import deque
 
-from inms_lab.events import (
+from inms_lab.books.events import (
     Allocated,
     Commanded,
     Copied,
@@ -21,7 +21,7 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 
 SIZE = 16  # tokens in a block
 PROMPT = 32  # blocks that every agent shares

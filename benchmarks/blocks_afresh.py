@@ -24,7 +24,7 @@ from inms_lab.interference.contexts import Scratch
 from inms_lab.interference.resume import Lines
 from inms_lab.model import load
 from inms_lab.model.progress import bar
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 from inms_lessons.bench import LAYERS, NUM_BLOCKS, SIZES, Reader, stretches
 
 HERE = Path(__file__).resolve().parent

@@ -19,15 +19,15 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from inms_lab.attention.store import NoStore
+from inms_lab.books.events import Allocated
+from inms_lab.books.fingerprint import block_key
+from inms_lab.books.label import PUBLIC, private
 from inms_lab.config import Config
-from inms_lab.engine import Engine
-from inms_lab.events import Allocated
-from inms_lab.fingerprint import block_key
-from inms_lab.label import PUBLIC, private
+from inms_lab.decisions.policy import MODES
 from inms_lab.model.forward import DryModel
-from inms_lab.policy import MODES
-from inms_lab.request import Request
-from inms_lab.store import NoStore
+from inms_lab.serving.engine import Engine
+from inms_lab.serving.request import Request
 
 VOCAB = 49_152
 SEED = 0

@@ -30,20 +30,22 @@ from typing import Any
 
 import torch
 
-from inms_lab import Lab, Log, parcel, recordings, shelf
-from inms_lab.calibrations import calibration_of, keep
+from inms_lab import Lab, Log
+from inms_lab.books.fingerprint import Namespace
+from inms_lab.books.gate import Calibration, Gate
 from inms_lab.config import Config
 from inms_lab.errors import BadInput, InmsError, LogUnreadable, ParcelRefused
-from inms_lab.fingerprint import Namespace
-from inms_lab.gate import Calibration, Gate
-from inms_lab.journal import Journal
-from inms_lab.messages import read_requests
+from inms_lab.logs.journal import Journal
+from inms_lab.logs.open_log import open_log
+from inms_lab.logs.vllm_log import read_vllm
 from inms_lab.model.forward import DryModel
-from inms_lab.open_log import open_log
-from inms_lab.parcel import Parcel
-from inms_lab.shelf import Shelf
-from inms_lab.trace import read_trace
-from inms_lab.vllm_log import read_vllm
+from inms_lab.notebook.calibrations import calibration_of, keep
+from inms_lab.publishing import parcel, shelf
+from inms_lab.publishing.parcel import Parcel
+from inms_lab.publishing.shelf import Shelf
+from inms_lab.studies.messages import read_requests
+from inms_lab.studies.trace import read_trace
+from inms_lab.terminal import recordings
 
 SECONDS, LIMIT = 20, 1 << 30
 Random = random.Random
@@ -353,7 +355,7 @@ def look_at(path: Path) -> None:
 
 def calibrated(path: Path) -> None:
     """A calibration in the user's cache, and a gate that judges by it."""
-    from inms_lab.calibrations import _read
+    from inms_lab.notebook.calibrations import _read
 
     found = _read(path)
     if found is not None:

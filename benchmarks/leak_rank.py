@@ -15,7 +15,7 @@ from pathlib import Path
 from inms_lab.interference import leak
 from inms_lab.interference.calibrate import machine
 from inms_lab.model import load
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 HERE = Path(__file__).resolve().parent
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from inms_lab.bench.header import machine, spread
 from inms_lab.errors import CompilerMissing
 from inms_lab.kernels.native import Native
-from inms_lab.standin import SMOLLM2_135M
+from inms_lab.terminal.standin import SMOLLM2_135M
 from inms_lessons.reading import GEOMETRY, Readers
 
 LAYERS = 4  # more than a cache holds

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from inms_lab.replay import replay
-from inms_lab.trace import read_trace
+from inms_lab.studies.replay import replay
+from inms_lab.studies.trace import read_trace
 
 
 def table(readme: Path) -> Iterator[tuple[str, bool, dict[int, float]]]:

@@ -32,12 +32,12 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 import browser  # noqa: E402
 from big_log import BigLog  # noqa: E402
 
-from inms_lab import scenario  # noqa: E402
 from inms_lab.bench.view import STEP_SECONDS  # noqa: E402
 from inms_lab.bench.view import measure as publishing  # noqa: E402
 from inms_lab.config import Config  # noqa: E402
-from inms_lab.demo import run_demo  # noqa: E402
-from inms_lab.standin import dry_model  # noqa: E402
+from inms_lab.terminal import scenario  # noqa: E402
+from inms_lab.terminal.demo import run_demo  # noqa: E402
+from inms_lab.terminal.standin import dry_model  # noqa: E402
 from inms_widgets import View, esm  # noqa: E402
 from inms_widgets.export import page as exported  # noqa: E402
 from inms_widgets.feed import Feed, Position  # noqa: E402

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from inms_lab import bench_many_command, bench_options
-from inms_lab.calibrate_command import calibrate
-from inms_lab.diagnose_command import diagnose
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
-from inms_lab.experiment_command import experiment
-from inms_lab.fragments_command import fragments
-from inms_lab.refs_command import refs
-from inms_lab.replay_command import replay
+from inms_lab.terminal import bench_many_command, bench_options
+from inms_lab.terminal.calibrate_command import calibrate
+from inms_lab.terminal.diagnose_command import diagnose
+from inms_lab.terminal.experiment_command import experiment
+from inms_lab.terminal.fragments_command import fragments
+from inms_lab.terminal.refs_command import refs
+from inms_lab.terminal.replay_command import replay
 
 if TYPE_CHECKING:
-    from inms_lab.log import Log
+    from inms_lab.logs.log import Log
 
 app = typer.Typer(
     help="INMS Lab: what may many LLM agents share in memory, and what must stay private?",
@@ -51,11 +51,11 @@ def demo(
     """The main job: three agents in the modes independent, global and inms."""
     from rich.console import Console
 
-    from inms_lab import scenario
     from inms_lab.config import Config, default_block_size
-    from inms_lab.demo import run_demo
-    from inms_lab.demo_table import render
     from inms_lab.sizes import parse_bytes
+    from inms_lab.terminal import scenario
+    from inms_lab.terminal.demo import run_demo
+    from inms_lab.terminal.demo_table import render
 
     if data is None and not own_texts and SHARED_DATA.is_dir():
         data = SHARED_DATA
@@ -80,6 +80,8 @@ def demo(
 
     result = run_demo(runner, model, parts, config, say, logs)
     if html is not None:
+        from inms_lab.terminal.page import write_page
+
         say(write_page(logs["inms"], html, f"INMS Lab: three agents on {model}"))
     if as_json:
         print(json.dumps(result.as_json()))
@@ -89,19 +91,11 @@ def demo(
             print(f"note: the text of {part} is {lacking} tokens short of its budget")
 
 
-def write_page(log: Log, path: Path, title: str) -> str:
-    """Write a log as an offline page; gives what was done, in words."""
-    from inms_widgets.export import export_html
-
-    written = export_html(log, path, title=title)
-    return f"{written}: {written.stat().st_size / 2**20:.2f} MiB, private text masked"
-
-
 def _model(name: str, device: str | None, dtype: str | None, dry_run: bool):  # type: ignore[no-untyped-def]
-    from inms_lab.text import Text
+    from inms_lab.notebook.text import Text
 
     if dry_run:
-        from inms_lab.standin import dry_model
+        from inms_lab.terminal.standin import dry_model
 
         return dry_model(name)
     from inms_lab.model import load
@@ -123,8 +117,8 @@ def bill(
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
 ) -> None:
     """How much memory agents take, with and without sharing, and how many fit; without weights."""
-    from inms_lab import bill_table, geometry
     from inms_lab.sizes import parse_bytes, parse_tokens
+    from inms_lab.studies import bill_table, geometry
 
     try:
         values = json.loads(config.read_text())
@@ -153,7 +147,7 @@ def claims(
     readme: Annotated[Path | None, typer.Option(help="write the table into this file")] = None,
 ) -> None:
     """The claims of two write-ups, each beside what was measured."""
-    from inms_lab import claims as registry
+    from inms_lab.studies import claims as registry
 
     if readme is not None:
         print("table updated" if registry.update_readme(readme) else "table was up to date")
@@ -180,7 +174,7 @@ def model(
 @app.command()
 def doctor(name: Annotated[str, typer.Argument(help="the model to look for")] = DEFAULT) -> None:
     """Versions, device, memory; what is missing, and how to get it."""
-    from inms_lab.doctor import print_report
+    from inms_lab.terminal.doctor import print_report
 
     raise typer.Exit(print_report(name))
 
@@ -188,7 +182,7 @@ def doctor(name: Annotated[str, typer.Argument(help="the model to look for")] = 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def lab(context: typer.Context) -> None:
     """Fetch the model if needed and open JupyterLab on the first lab; options are passed on."""
-    from inms_lab.launch import open_lab
+    from inms_lab.terminal.launch import open_lab
 
     raise typer.Exit(open_lab(context.args))
 
@@ -200,7 +194,7 @@ def labs(
     ] = None,
 ) -> None:
     """The labs, their questions and minutes; or a copy of them for students."""
-    from inms_lab.launch import find_labs
+    from inms_lab.terminal.launch import find_labs
     from inms_lessons.copies import for_students, listed
 
     print(listed(find_labs()) if student is None else for_students(find_labs(), student))

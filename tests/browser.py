@@ -21,7 +21,7 @@ from typing import Any
 
 from playwright.sync_api import ConsoleMessage, Page, sync_playwright
 
-from inms_lab.doctor import find_chromium
+from inms_lab.terminal.doctor import find_chromium
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM_FLAGS = (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inms_lab.events import (
+from inms_lab.books.events import (
     Aborted,
     Allocated,
     Commanded,

@@ -29,17 +29,17 @@ from typing import Any
 from bruteforce import _APPLY, Books
 from toy import TensorModel, Toy, ToyModel, compare_books, compare_slots
 
-from inms_lab import audit
-from inms_lab.agent import Agent
+from inms_lab.books.events import Event, Stepped
+from inms_lab.books.gate import OPEN
 from inms_lab.config import Config
+from inms_lab.decisions.policy import MODES, Policy
 from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted, StepInterrupted
-from inms_lab.events import Event, Stepped
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
-from inms_lab.policy import MODES, Policy
-from inms_lab.preload import _submit
-from inms_lab.request import Request
-from inms_lab.waste import compact, trim
+from inms_lab.logs import audit
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.preload import _submit
+from inms_lab.notebook.waste import compact, trim
+from inms_lab.serving.request import Request
 
 Op = tuple[str, int, int, int]
 

@@ -16,7 +16,7 @@ from toy import ToyModel
 from inms_lab.attention.batch import Span
 from inms_lab.config import Config
 from inms_lab.errors import StepInterrupted
-from inms_lab.lab import Lab
+from inms_lab.notebook.lab import Lab
 
 PATIENCE = 20.0  # seconds after which a test gives up waiting
 BEAT = 0.25  # heartbeat interval of these labs, seconds

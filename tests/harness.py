@@ -24,20 +24,20 @@ import models
 import pytest
 import torch
 
-from inms_lab import label
 from inms_lab.attention.batch import Batch
+from inms_lab.books import label
+from inms_lab.books.events import Allocated, Copied, Evicted, Freed, Released, Shared
+from inms_lab.books.gate import Gate
+from inms_lab.books.sequence import Sequence
 from inms_lab.config import Config
-from inms_lab.engine import Engine, Sampled, StepReport
-from inms_lab.events import Allocated, Copied, Evicted, Freed, Released, Shared
-from inms_lab.gate import Gate
+from inms_lab.decisions.outcome import Chunk, Outcome
+from inms_lab.decisions.policy import MODES, Policy
 from inms_lab.model.admission import admit
 from inms_lab.model.runner import Runner
-from inms_lab.outcome import Chunk, Outcome
-from inms_lab.planning import Planner
-from inms_lab.policy import MODES, Policy
-from inms_lab.request import Request
-from inms_lab.sample import Sampling
-from inms_lab.sequence import Sequence
+from inms_lab.serving.engine import Engine, Sampled, StepReport
+from inms_lab.serving.planning import Planner
+from inms_lab.serving.request import Request
+from inms_lab.serving.sample import Sampling
 
 Tokens = tuple[int, ...]
 Words = frozenset[str]  # principals whose text was seen

@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from inms_lab import audit, label
-from inms_lab.blocks import Blocks, Part, Place
-from inms_lab.cache import KVCache
-from inms_lab.commands import entry
+from inms_lab.books import label
+from inms_lab.books.events import PoolOpened
+from inms_lab.books.fingerprint import Namespace
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import AgentClosed, PoolExhausted, SequenceBusy
-from inms_lab.events import PoolOpened
-from inms_lab.fingerprint import Namespace
-from inms_lab.policy import MODES
-from inms_lab.request import Request
+from inms_lab.logs import audit
+from inms_lab.serving.blocks import Blocks, Part, Place
+from inms_lab.serving.cache import KVCache
+from inms_lab.serving.commands import entry
+from inms_lab.serving.request import Request
 
 WATCHDOG = 20.0  # seconds after which a thread is taken to wait for ever
 SIZE = 4

@@ -11,13 +11,13 @@ from typing import Any
 from interleaved import Border, Chance, together
 from toy import ToyModel
 
-from inms_lab import audit
-from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.errors import AgentClosed, BadInput, PoolExhausted, RecordSuperseded
-from inms_lab.group import Group
-from inms_lab.lab import Lab
-from inms_lab.request import Request
+from inms_lab.logs import audit
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.group import Group
+from inms_lab.notebook.lab import Lab
+from inms_lab.serving.request import Request
 
 OLD, NEW = [1, 1, 1, 1], [2, 2, 2, 2]
 

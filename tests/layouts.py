@@ -7,9 +7,9 @@ import random
 import torch
 
 from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.store import KVStore
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
-from inms_lab.store import KVStore
 
 
 class Layout:

@@ -12,10 +12,10 @@ from typing import Any
 
 from toy import Toy, ToyModel
 
-from inms_lab.events import Shared
-from inms_lab.gate import OPEN, Calibration, Gate
-from inms_lab.log import Log
-from inms_lab.records import Prompt, Record, publish
+from inms_lab.books.events import Shared
+from inms_lab.books.gate import OPEN, Calibration, Gate
+from inms_lab.logs.log import Log
+from inms_lab.publishing.records import Prompt, Record, publish
 
 # Made up, so that the gate has numbers to tell.
 MEASURED = Gate(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,9 +17,9 @@ from transformers.models.llama import modeling_llama
 from inms_lab.attention import batch, reads
 from inms_lab.config import Config
 from inms_lab.errors import ModelCorrupted, ModelRefused
-from inms_lab.lab import Lab
 from inms_lab.model import Admission, Runner, from_model, load, positions, probe, rows
 from inms_lab.model.admission import LOGIT_ERROR, admit
+from inms_lab.notebook.lab import Lab
 
 
 @pytest.fixture(autouse=True)
@@ -124,10 +127,29 @@ def test_refusals_name_the_architecture_the_reason_and_a_way_out(
         assert word in str(refusal.value)
 
 
-def test_experts_make_rows_depend_on_their_neighbours_and_the_model_is_still_admitted() -> None:
+def test_a_model_of_experts_is_admitted_and_says_what_its_bits_depend_on() -> None:
+    """How many rows an expert sees depends on all rows; whether that shows, on the library."""
     runner = from_model(models.mixtral())
+    assert ("equal within 2.0e-04" in runner.report()) != runner.bitwise
+
+
+def test_rows_that_depend_a_little_on_their_neighbours_are_admitted_with_a_tolerance() -> None:
+    model = models.llama()
+    mlp = model.model.layers[1].mlp
+    plain = mlp.forward
+    mlp.forward = lambda x: plain(x) + 1e-6 * x.mean(dim=1, keepdim=True)
+    runner = from_model(model)
     assert (runner.bitwise, runner.row_multiple) == (False, 1)
     assert "equal within 2.0e-04" in runner.report()
+
+
+def test_the_matrix_library_is_asked_for_its_strict_mode_unless_told_otherwise() -> None:
+    code = "import inms_lab, os; print(os.environ['MKL_CBWR'])"
+    for given, wanted in ((None, "AUTO,STRICT"), ("AVX2", "AVX2")):
+        env = {key: value for key, value in os.environ.items() if key != "MKL_CBWR"}
+        env |= {} if given is None else {"MKL_CBWR": given}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert done.stdout.strip() == wanted
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from test_ledger import Player
 from toy import Toy, ToyModel
 
-from inms_lab import audit
-from inms_lab import violation as violations
-from inms_lab.agent import Agent
+from inms_lab.books.gate import OPEN
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.pool import _MAPS, Pool
+from inms_lab.books.segment import Segment
 from inms_lab.config import Config
 from inms_lab.errors import LabReadOnly, LedgerViolation
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.pool import _MAPS, Pool
-from inms_lab.segment import Segment
+from inms_lab.logs import audit
+from inms_lab.logs import violation as violations
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 from inms_widgets import View
 
 # what may be broken -----------------------------------------------------------------------------

@@ -362,8 +362,8 @@ def test_the_command_prints_tables_and_json() -> None:
 def test_a_wrong_option_is_named_before_a_model_is_loaded(
     arguments: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from inms_lab import bench_command
     from inms_lab.cli import app
+    from inms_lab.terminal import bench_command
 
     def load(*_: object) -> None:
         raise AssertionError("loaded for nothing")
@@ -375,7 +375,7 @@ def test_a_wrong_option_is_named_before_a_model_is_loaded(
 
 
 def test_rows_are_printed_below_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    from inms_lab.bench_command import show
+    from inms_lab.terminal.bench_command import show
 
     rows = [{"agents": 1, "step_ms": 2.5}, {"agents": 16, "step_ms": 10.25}]
     spread = {"ms": 3, "spread": {"min": 1, "max": 4}}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inms_lab import bill, bill_table
-from inms_lab.bill import from_config
-from inms_lab.bill_table import Question
 from inms_lab.errors import BadInput
 from inms_lab.sizes import parse_bytes, parse_tokens
+from inms_lab.studies import bill, bill_table
+from inms_lab.studies.bill import from_config
+from inms_lab.studies.bill_table import Question
 
 GIB = 1024**3
 LLAMA_7B: dict[str, Any] = {

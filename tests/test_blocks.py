@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from inms_lab import audit, label
-from inms_lab.blocks import Blocks, Part, Place
-from inms_lab.cache import KVCache
+from inms_lab.attention.store import NoStore
+from inms_lab.books import label
+from inms_lab.books.events import PoolOpened
+from inms_lab.books.fingerprint import Namespace
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import AgentClosed, EmptyText, PoolExhausted, SealedTier
-from inms_lab.events import PoolOpened
-from inms_lab.fingerprint import Namespace
-from inms_lab.policy import MODES
-from inms_lab.store import NoStore
+from inms_lab.logs import audit
+from inms_lab.serving.blocks import Blocks, Part, Place
+from inms_lab.serving.cache import KVCache
 
 SYSTEM, RULES = list(range(10)), list(range(50, 63))
 READER = label.group("t") | label.private("a")

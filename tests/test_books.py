@@ -9,13 +9,14 @@ from __future__ import annotations
 import pytest
 from toy import Toy
 
+from inms_lab.books.events import Commanded, PoolOpened, Shared
+from inms_lab.books.gate import OPEN
+from inms_lab.books.pool import Pool
+from inms_lab.decisions.copies import STORM
+from inms_lab.decisions.freeing import aborted
+from inms_lab.decisions.outcome import Deferred, Plan
+from inms_lab.decisions.plan import plan_extend
 from inms_lab.errors import PlanInvalid
-from inms_lab.events import Commanded, PoolOpened, Shared
-from inms_lab.freeing import aborted
-from inms_lab.gate import OPEN
-from inms_lab.outcome import Deferred, Plan
-from inms_lab.plan import plan_extend
-from inms_lab.pool import Pool
 
 KEYS, TEXTS = (b"a", b"b"), (b"one", b"two")
 
@@ -163,3 +164,36 @@ def test_a_decision_says_that_a_text_is_shared_at_a_shift() -> None:
     assert isinstance(plan, Plan)
     (decision,) = plan.decisions
     assert (decision.outcome, decision.reason) == ("shared at a shift", "a fragment, shift +3")
+
+
+def test_what_finds_no_room_ends_a_plan_that_has_something_already() -> None:
+    toy = Toy(blocks=(8, 8, 4))
+    toy.do(toy.agent("b"), "append", [1] * 5)
+    agent = toy.agent("a")
+    for count in (4, 8, 2):  # one block, two that are not there, and one that would be
+        toy.enter(agent, "append", [1] * count, seal=True)
+    plan = plan_extend(toy.ledger, len(toy.log), agent, 100)
+    assert isinstance(plan, Plan)
+    assert plan.chunk is not None
+    assert (plan.chunk.start, plan.chunk.stop) == (0, 4)
+
+
+def test_who_may_not_copy_is_deferred_under_its_own_number() -> None:
+    toy = Toy()
+    agent = toy.agent("a")
+    toy.do(agent, "append", [1, 2])
+    fork = toy.do(agent, "fork")
+    toy.enter(fork, "append", [3])
+    assert plan_extend(toy.ledger, len(toy.log), fork, 100, 0) == Deferred(fork, STORM, 7)
+
+
+def test_who_stops_within_a_block_promises_it_to_nobody() -> None:
+    toy = Toy(budget=6)
+    agent = toy.agent("a")
+    toy.enter(agent, "append", [1, 2, 3, 4, 1, 2, 3, 4])
+    toy.engine.step()
+    pool = toy.ledger.pools["private"]
+    assert len(pool.pending) == 1  # its second block has two of four tokens
+    toy.enter(agent, "stop")
+    assert pool.pending == {}
+    assert pool.promised == {}

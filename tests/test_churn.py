@@ -12,9 +12,19 @@ import pytest
 from typer.testing import CliRunner
 
 from inms_lab.bench.fragmentation import measure, needed, peaks, play
-from inms_lab.churn import LIVES, LONG, POLICIES, SHORT, TENANT, WHOLE, Churn, Machine, script
 from inms_lab.cli import app
 from inms_lab.errors import BadInput
+from inms_lab.studies.churn import (
+    LIVES,
+    LONG,
+    POLICIES,
+    SHORT,
+    TENANT,
+    WHOLE,
+    Churn,
+    Machine,
+    script,
+)
 
 CHURN = Churn(operations=1000)
 

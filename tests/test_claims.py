@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from inms_lab import bill, claims
-from inms_lab.claims import BEGIN, END, VERDICTS, Claim, registry, to_markdown, update_readme
 from inms_lab.errors import BadInput
+from inms_lab.studies import bill, claims
+from inms_lab.studies.claims import (
+    BEGIN,
+    END,
+    VERDICTS,
+    Claim,
+    registry,
+    to_markdown,
+    update_readme,
+)
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 

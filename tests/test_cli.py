@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from inms_lab import cli
-from inms_lab.standin import SMOLLM2_135M
+from inms_lab.terminal.standin import SMOLLM2_135M
 
 SEVEN_B = SMOLLM2_135M | {
     "num_hidden_layers": 32,

@@ -20,21 +20,21 @@ from test_fold import compare, expected, fold, messages
 from test_ledger import Player
 from toy import Toy
 
-from inms_lab import audit
-from inms_lab.compact import is_move, moves_in, plan_compact
+from inms_lab.books.events import Copied, Event, Evicted, Published
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.compact import is_move, moves_in, plan_compact
+from inms_lab.decisions.outcome import Plan, Stale, StepReport
 from inms_lab.errors import BadInput, LabClosed, PlanInvalid
-from inms_lab.events import Copied, Event, Evicted, Published
-from inms_lab.explain import explain_all
-from inms_lab.history import block_history
-from inms_lab.lab import Lab
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
+from inms_lab.hindsight.explain import explain_all
+from inms_lab.hindsight.reused import reused
+from inms_lab.hindsight.whatif import what_if
+from inms_lab.logs import audit
+from inms_lab.logs.history import block_history
+from inms_lab.logs.log import Log
+from inms_lab.logs.redact import redacted
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Plan, Stale, StepReport
-from inms_lab.redact import redacted
-from inms_lab.reused import reused
-from inms_lab.waste import compact, waste
-from inms_lab.whatif import what_if
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.waste import compact, waste
 from inms_lessons.told import told
 from inms_widgets.frames import marks
 

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from toy import ToyModel
 
-from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.errors import BadInput, LabClosed
-from inms_lab.lab import Lab
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 
 @pytest.fixture

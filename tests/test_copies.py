@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inms_lab import Lab
-from inms_lab.agent import Agent
+from inms_lab.books.events import Allocated, Copied, Stepped
 from inms_lab.config import Config
-from inms_lab.copies import STORM, CopyLine
+from inms_lab.decisions.copies import STORM, CopyLine
+from inms_lab.decisions.outcome import StepReport
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Copied, Stepped
-from inms_lab.explain import explain_all
+from inms_lab.hindsight.explain import explain_all
+from inms_lab.hindsight.whatif import what_if as compare
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import StepReport
-from inms_lab.request import Request
-from inms_lab.whatif import what_if as compare
+from inms_lab.notebook.agent import Agent
+from inms_lab.serving.request import Request
 
 FORKS = 64
 

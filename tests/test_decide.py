@@ -16,7 +16,7 @@ import pytest
 from test_lab_03 import log as log  # a fixture
 from test_ledger import Player
 
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lessons import examine
 from inms_lessons.cases import Case, Known, known_cases
 from inms_lessons.copies import solutions_in

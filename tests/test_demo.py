@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from inms_lab import cli, scenario
+from inms_lab import cli
 from inms_lab.config import Config
-from inms_lab.demo import DemoResult, run_demo
-from inms_lab.standin import SMOLLM2_135M, dry_model
+from inms_lab.terminal import scenario
+from inms_lab.terminal.demo import DemoResult, run_demo
+from inms_lab.terminal.standin import SMOLLM2_135M, dry_model
 
 KEYS = {"kv_bytes_peak", "kv_bytes_formula", "blocks_peak", "ttft_s", "wall_s", "tokens"}
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from harness import one_thread, shifting  # noqa: F401
 
+from inms_lab.books.gate import OPEN
 from inms_lab.config import Config
-from inms_lab.deviation import EARLY, SCRATCH, deviations, most_deviating
 from inms_lab.errors import BadInput
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing.deviation import EARLY, SCRATCH, deviations, most_deviating
 
 SIZE = 4
 PROMPT, MINE, NEWS = list(range(9)), list(range(40, 71)), list(range(80, 103))

@@ -19,17 +19,17 @@ from test_ledger import Player
 from toy import ToyModel
 from typer.testing import CliRunner
 
-from inms_lab.agent import Agent
+from inms_lab.books.events import Allocated, Commanded, Copied, Registered, Released, Shared
+from inms_lab.books.gate import OPEN, Calibration, Gate
 from inms_lab.cli import app
 from inms_lab.config import Config
-from inms_lab.diagnose import BALANCE, diagnose
+from inms_lab.decisions.policy import Inms, Policy
 from inms_lab.errors import BadInput, PoolExhausted
-from inms_lab.events import Allocated, Commanded, Copied, Registered, Released, Shared
-from inms_lab.findings import COMPLAINTS, GROWTH, QUALITY, ROOM, STORM, Diagnosis, Finding
-from inms_lab.gate import OPEN, Calibration, Gate
-from inms_lab.lab import Lab
-from inms_lab.log import Log
-from inms_lab.policy import Inms, Policy
+from inms_lab.hindsight.diagnose import BALANCE, diagnose
+from inms_lab.hindsight.findings import COMPLAINTS, GROWTH, QUALITY, ROOM, STORM, Diagnosis, Finding
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 from inms_lessons.culprits import CASES, digest
 from inms_lessons.planted import planted
 
@@ -171,7 +171,7 @@ def test_a_switched_off_check_that_did_no_harm_is_not_accused(check: str) -> Non
 def test_without_the_token_check_two_texts_with_one_fingerprint_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import inms_lab.segment as segment
+    import inms_lab.books.segment as segment
 
     monkeypatch.setattr(segment, "block_keys", lambda p, la, at, t, n: [b"k"] * (len(t) // n))
     with small_lab(mode=Inms().without("tokens", "label"), gate=None) as lab:

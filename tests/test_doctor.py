@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from inms_lab import doctor
-from inms_lab.doctor import Finding, print_report, report
 from inms_lab.model import manifest, package
 from inms_lab.model.source import default_folder
+from inms_lab.terminal import doctor
+from inms_lab.terminal.doctor import Finding, print_report, report
 
 
 @pytest.fixture(autouse=True)

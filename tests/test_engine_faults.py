@@ -29,12 +29,13 @@ from harness import (
     words,
 )
 
-import inms_lab.engine
-from inms_lab import errors, label
+import inms_lab.serving.engine
+from inms_lab import errors
+from inms_lab.books import label
+from inms_lab.books.events import Aborted
 from inms_lab.errors import StepInterrupted
-from inms_lab.events import Aborted
-from inms_lab.request import Request
-from inms_lab.sample import Sampling
+from inms_lab.serving.request import Request
+from inms_lab.serving.sample import Sampling
 
 ROOT = Path(__file__).parents[1]
 RNG = random.Random(1)
@@ -157,7 +158,7 @@ def test_an_interrupt_while_planning_loses_nothing(monkeypatch: pytest.MonkeyPat
         for op in program.ops:
             bench.ask(player, op)
         player.ops.clear()
-    healthy, calls = inms_lab.planning.plan_extend, []
+    healthy, calls = inms_lab.serving.planning.plan_extend, []
 
     def plan_extend(*args: Any) -> Any:
         calls.append(args)
@@ -165,7 +166,7 @@ def test_an_interrupt_while_planning_loses_nothing(monkeypatch: pytest.MonkeyPat
             raise KeyboardInterrupt
         return healthy(*args)
 
-    monkeypatch.setattr(inms_lab.planning, "plan_extend", plan_extend)
+    monkeypatch.setattr(inms_lab.serving.planning, "plan_extend", plan_extend)
     with pytest.raises(KeyboardInterrupt):
         bench.step()
     assert any(isinstance(event, Aborted) for event in bench.engine.log.events)

@@ -15,15 +15,15 @@ import pytest
 import shifted
 from test_ledger import Player
 
-from inms_lab.checks import CHECKS
+from inms_lab.books.checks import CHECKS
+from inms_lab.books.gate import OPEN, Gate
+from inms_lab.decisions.policy import MODES
+from inms_lab.decisions.reuse import AFRESH, FOREIGN, GONE, NO_KV, SWITCHED_OFF
 from inms_lab.errors import BadInput
-from inms_lab.explain import explain_all
-from inms_lab.gate import OPEN, Gate
-from inms_lab.log import Log
+from inms_lab.hindsight.explain import explain_all
+from inms_lab.hindsight.whatif import what_if
+from inms_lab.logs.log import Log
 from inms_lab.model.positions import Positions, named_reason
-from inms_lab.policy import MODES
-from inms_lab.reuse import AFRESH, FOREIGN, GONE, NO_KV, SWITCHED_OFF
-from inms_lab.whatif import what_if
 from inms_widgets import esm
 from inms_widgets.words import strings
 

@@ -15,12 +15,13 @@ import pytest
 from harness import one_thread  # noqa: F401
 from test_parcel import MINE, NEWS, file_with, kv_of, lab, team_of
 
-from inms_lab import label, parcel
+from inms_lab.books import label
+from inms_lab.books.events import Allocated, Copied, Registered, Shared
+from inms_lab.decisions.outcome import Plan
 from inms_lab.errors import BadInput, InmsError, NotAMember, ParcelRefused, PlanInvalid
-from inms_lab.events import Allocated, Copied, Registered, Shared
-from inms_lab.lab import Lab
-from inms_lab.outcome import Plan
-from inms_lab.request import Request
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing import parcel
+from inms_lab.serving.request import Request
 
 OTHER_NAMESPACES: list[dict[str, Any]] = [
     {"tenant": "other"},

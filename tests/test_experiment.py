@@ -20,8 +20,9 @@ import torch
 from harness import one_thread
 from typer.testing import CliRunner
 
-from inms_lab import cli, experiment_command
-from inms_lab.claims import DOES_NOT_HOLD, HOLDS, registry
+from inms_lab import cli
+from inms_lab.books.gate import OPEN, Calibration, Gate
+from inms_lab.decisions.policy import Independent
 from inms_lab.errors import BadInput
 from inms_lab.experiment import benefit as benefits
 from inms_lab.experiment import figures, report, run, score
@@ -42,12 +43,12 @@ from inms_lab.experiment.tasks import (
     family,
     teams_of,
 )
-from inms_lab.gate import OPEN, Calibration, Gate
-from inms_lab.lab import Lab
 from inms_lab.model import Runner, from_model
 from inms_lab.model.forward import DryModel
-from inms_lab.policy import Independent
-from inms_lab.text import Text
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.text import Text
+from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS, registry
+from inms_lab.terminal import experiment_command
 
 __all__ = ["one_thread"]
 
@@ -708,7 +709,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The command on the tiny model, six tasks of words, a cache of its own."""
     monkeypatch.setattr("inms_lab.model.load", lambda *_, **__: runner())
     monkeypatch.setattr("inms_lab.experiment.tasks.family", lambda *_: drawn()[:6])
-    monkeypatch.setattr("inms_lab.calibrations.cache_root", lambda: tmp_path)
+    monkeypatch.setattr("inms_lab.notebook.calibrations.cache_root", lambda: tmp_path)
     return tmp_path / "out" / "experiment.json"
 
 

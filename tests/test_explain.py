@@ -13,11 +13,17 @@ import pytest
 from test_ledger import Player
 from toy import Toy
 
-from inms_lab import checks, fingerprint
-from inms_lab.checks import CHECKS, CheckResult, Dropped
+from inms_lab.books import checks, fingerprint
+from inms_lab.books.checks import CHECKS, CheckResult, Dropped
+from inms_lab.books.events import EVENT_TYPES
+from inms_lab.books.gate import OPEN
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.lookup import find
+from inms_lab.decisions.outcome import Plan
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.decisions.policy import MODES, Inms
 from inms_lab.errors import BadInput
-from inms_lab.events import EVENT_TYPES
-from inms_lab.explain import (
+from inms_lab.hindsight.explain import (
     Explainer,
     Explanation,
     Part,
@@ -28,14 +34,8 @@ from inms_lab.explain import (
     seconds_per_token,
     source_of,
 )
-from inms_lab.gate import OPEN
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.lookup import find
-from inms_lab.outcome import Plan
-from inms_lab.plan import plan_extend
-from inms_lab.policy import MODES, Inms
-from inms_lab.shadow import Shadow, sift
+from inms_lab.hindsight.shadow import Shadow, sift
+from inms_lab.logs.log import Log
 
 SYSTEM = [1, 2, 3, 4, 0, 1]
 HELLO = [4, 4, 3, 3, 2, 2, 1, 1, 0]
@@ -470,14 +470,15 @@ def test_with_a_switch_off_the_check_says_yes() -> None:
 
 
 def test_the_source_of_a_check_is_what_serving_calls() -> None:
-    from inms_lab import lookup, plan, table_rules
+    from inms_lab.books import table_rules
+    from inms_lab.decisions import lookup, plan
 
     for number in (1, 2, 4, 7):
         assert inspect.getsource(CHECKS[number - 1].functions[-1]) in source_of(number)
     assert "gate.excess()" in source_of(6)
     assert "def root(" in source_of(3)
     assert "def _digest(" in source_of(5)
-    assert CHECKS[6].function == "inms_lab.checks.blocks_to_take"
+    assert CHECKS[6].function == "inms_lab.books.checks.blocks_to_take"
     for name in ("candidates", "same_tokens", "clears", "is_being_written"):
         assert getattr(lookup, name) is getattr(checks, name)
     for name in ("is_being_written", "may_write", "blocks_to_take"):

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from inms_lab import Lab, cli
 from inms_lab.errors import BadInput
-from inms_lab.log import Log
-from inms_lab.scenario import texts
+from inms_lab.logs.log import Log
+from inms_lab.terminal.scenario import texts
 from inms_widgets import Dashboard, export
 from inms_widgets.export import export_html, page
 

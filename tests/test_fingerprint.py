@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Toy
 
-from inms_lab.events import Shared
-from inms_lab.fingerprint import DIGEST_BYTES, Namespace, block_key, cut, digest, label_bytes
-from inms_lab.outcome import Plan
-from inms_lab.plan import plan_extend
-from inms_lab.segment import Segment
+from inms_lab.books.events import Shared
+from inms_lab.books.fingerprint import DIGEST_BYTES, Namespace, block_key, cut, digest, label_bytes
+from inms_lab.books.segment import Segment
+from inms_lab.decisions.outcome import Plan
+from inms_lab.decisions.plan import plan_extend
 
 ROOT = Namespace(model="m", weight_version=3, adapter="a", tenant="t", salt="s").root()
 LABEL = label_bytes(("agent:a", "group:g"))

@@ -48,15 +48,15 @@ def churn(num_transitions: int) -> dict[str, float]:
     Everything goes through the real plans and the real door. Mode `global`: what an agent leaves
     behind stays findable until it is evicted, so that every kind of transition happens.
     """
-    from inms_lab.cache import KVCache
-    from inms_lab.commands import entry
-    from inms_lab.completion import Done, completed
-    from inms_lab.events import PoolOpened, Registered
-    from inms_lab.fingerprint import Namespace
-    from inms_lab.outcome import Plan
-    from inms_lab.plan import plan_extend
-    from inms_lab.policy import DEFAULT, MODES
-    from inms_lab.request import Request
+    from inms_lab.books.events import PoolOpened, Registered
+    from inms_lab.books.fingerprint import Namespace
+    from inms_lab.decisions.completion import Done, completed
+    from inms_lab.decisions.outcome import Plan
+    from inms_lab.decisions.plan import plan_extend
+    from inms_lab.decisions.policy import DEFAULT, MODES
+    from inms_lab.serving.cache import KVCache
+    from inms_lab.serving.commands import entry
+    from inms_lab.serving.request import Request
 
     policy, root, book = MODES["global"], Namespace(model="m").root(), words()
     cache = KVCache(NoTensors())

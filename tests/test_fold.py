@@ -19,11 +19,11 @@ import shifted
 from test_ledger import Player
 from toy import Toy
 
-from inms_lab.events import Commanded, Released
-from inms_lab.gate import OPEN
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.policy import MODES
+from inms_lab.books.events import Commanded, Released
+from inms_lab.books.gate import OPEN
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.policy import MODES
+from inms_lab.logs.log import Log
 from inms_widgets.measures import follow, measure
 from inms_widgets.wire import Encoder
 

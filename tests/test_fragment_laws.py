@@ -35,10 +35,10 @@ from test_noninterference import (
     room_for,
 )
 
-from inms_lab import label
-from inms_lab.events import Commanded
-from inms_lab.gate import OPEN
-from inms_lab.policy import Inms, Policy
+from inms_lab.books import label
+from inms_lab.books.events import Commanded
+from inms_lab.books.gate import OPEN
+from inms_lab.decisions.policy import Inms, Policy
 
 MORE = Op("attach", count=2)  # behind whatever stands there: a fragment
 
@@ -189,7 +189,7 @@ def test_the_error_falls_as_more_is_computed_afresh() -> None:
 
 
 def test_without_the_gate_check_a_gate_that_refuses_is_passed() -> None:
-    from inms_lab.gate import Gate
+    from inms_lab.books.gate import Gate
 
     strict = Gate(max_kl=0.0)
     ops = (Op("read", OTHER), Op("attach"))

@@ -14,10 +14,7 @@ from typing import Any
 import pytest
 from toy import Toy, plain
 
-from inms_lab import audit
-from inms_lab.commands import entry
-from inms_lab.errors import PlanInvalid
-from inms_lab.events import (
+from inms_lab.books.events import (
     Allocated,
     Commanded,
     Copied,
@@ -29,10 +26,13 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.gate import OPEN
-from inms_lab.outcome import Plan
-from inms_lab.plan import plan_extend
-from inms_lab.request import Request
+from inms_lab.books.gate import OPEN
+from inms_lab.decisions.outcome import Plan
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.errors import PlanInvalid
+from inms_lab.logs import audit
+from inms_lab.serving.commands import entry
+from inms_lab.serving.request import Request
 
 SYSTEM = [1, 2, 3, 4, 0, 1]
 NEWS = [3, 3, 1, 1, 3, 3, 1, 1, 2, 2]  # the first two blocks are alike

@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 
 from inms_lab import cli
 from inms_lab.errors import BadInput
-from inms_lab.fragments import RUN, SCOPES, WAYS, Encoded, look_back
-from inms_lab.fragments_command import tokenizer_of
-from inms_lab.fragments_table import Cuts, examine
 from inms_lab.interference.found import PUBLIC as PUBLIC_PROMPT
 from inms_lab.interference.found import quality_of, samples_of
 from inms_lab.interference.samples import Sizes
-from inms_lab.messages import Message, files_in, read_requests
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
+from inms_lab.studies.fragments import RUN, SCOPES, WAYS, Encoded, look_back
+from inms_lab.studies.fragments_table import Cuts, examine
+from inms_lab.studies.messages import Message, files_in, read_requests
+from inms_lab.terminal.fragments_command import tokenizer_of
 
 TRANSCRIPTS = Path(__file__).resolve().parents[2] / "shared" / "data" / "transcripts"
 RULES = "Answer in one sentence. Quote the record that you rely on. Never guess a number."

@@ -14,11 +14,11 @@ from test_ledger import Player
 from test_widgets import dry_lab, work
 
 from inms_lab import Lab
-from inms_lab.events import Commanded, Copied, Evicted, Shared
-from inms_lab.gate import OPEN
-from inms_lab.log import Log
-from inms_lab.outcome import Decided, Decision
-from inms_lab.usage import bill, slots_used
+from inms_lab.books.events import Commanded, Copied, Evicted, Shared
+from inms_lab.books.gate import OPEN
+from inms_lab.decisions.outcome import Decided, Decision
+from inms_lab.logs.log import Log
+from inms_lab.notebook.usage import bill, slots_used
 from inms_widgets import contexts_at, measures_at, snapshot_at, snapshot_of
 from inms_widgets.frames import MASK, decision_at, marks, series
 from inms_widgets.picture import render_svg
@@ -193,7 +193,7 @@ def test_an_agent_that_failed_shows_its_traceback(lab: Lab) -> None:
 
 
 def test_a_redacted_log_shows_masks_for_private_text(lab: Lab) -> None:
-    from inms_lab.redact import redacted
+    from inms_lab.logs.redact import redacted
 
     work(lab)
     masked = redacted(lab.log)

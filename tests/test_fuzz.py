@@ -21,10 +21,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inms_lab.errors import BadInput, InmsError, LogDamaged, LogTooLarge, LogUnreadable
-from inms_lab.logfile import load
-from inms_lab.logparts import FLOOR, MAX_BLOCKS
-from inms_lab.messages import MAX_TURNS, read_requests
-from inms_lab.vllm_log import read_vllm
+from inms_lab.logs.logfile import load
+from inms_lab.logs.logparts import FLOOR, MAX_BLOCKS
+from inms_lab.logs.vllm_log import read_vllm
+from inms_lab.studies.messages import MAX_TURNS, read_requests
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmarks"))
@@ -115,9 +115,9 @@ def bombs(folder: Path) -> dict[str, tuple[str, Path]]:
     turns = [{"role": "assistant", "content": "a"}] * 60_000
     talk = folder / "talk.jsonl"
     talk.write_text(json.dumps({"traj": turns}))
-    log = "inms_lab.open_log.open_log(p)"
-    trace = "inms_lab.trace.read_trace(p, False, lambda s: [1], 4)"
-    asked = "list(inms_lab.messages.read_requests(p))"
+    log = "inms_lab.logs.open_log.open_log(p)"
+    trace = "inms_lab.studies.trace.read_trace(p, False, lambda s: [1], 4)"
+    asked = "list(inms_lab.studies.messages.read_requests(p))"
     read = folder / "bomb.jsonl.gz"
     return {
         "blanks": (log, zipped(folder / "1", *EMPTY, b" " * (1 << 20), times=40)),
@@ -138,7 +138,7 @@ def bombs(folder: Path) -> dict[str, tuple[str, Path]]:
 
 CODE = """
 import json, resource, sys, time
-import inms_lab.messages, inms_lab.open_log, inms_lab.trace
+import inms_lab.studies.messages, inms_lab.logs.open_log, inms_lab.studies.trace
 from pathlib import Path
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + int(sys.argv[1]), resource.RLIM_INFINITY))
@@ -199,7 +199,7 @@ def test_chains_that_branch_everywhere_are_bounded(
     path.write_bytes(fuzz_readers.lines(fuzz_readers.VLLM))
     count = len(read_vllm(path).tokens)
     for most in (count, count - 1):
-        monkeypatch.setattr("inms_lab.vllm_log.MAX_TOKENS", most - 4 * path.stat().st_size)
+        monkeypatch.setattr("inms_lab.logs.vllm_log.MAX_TOKENS", most - 4 * path.stat().st_size)
         if most < count:
             with pytest.raises(LogTooLarge, match=f"over {most} tokens"):
                 read_vllm(path)

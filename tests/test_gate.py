@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from toy import ToyModel
 
+from inms_lab.books.gate import OPEN, Calibration, Gate
 from inms_lab.config import Config
 from inms_lab.errors import BadInput, NotCalibrated
-from inms_lab.gate import OPEN, Calibration, Gate
-from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.lab import Lab
 
 KNOWN = Calibration("toy", 0.02, (0.01, 0.03), 0.95, (0.93, 0.97), 50, 1.0, 0.01, "made up")
 

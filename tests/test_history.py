@@ -17,14 +17,14 @@ from test_cli import run
 from test_ledger import Player
 from toy import Toy
 
-from inms_lab.cache import KVCache
+from inms_lab.books.events import Allocated, Commanded, PoolOpened, Published, Registered, Stepped
+from inms_lab.books.gate import OPEN
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Commanded, PoolOpened, Published, Registered, Stepped
-from inms_lab.gate import OPEN
-from inms_lab.history import REFCOUNT, Change, block_history, pools_with, to_pandas
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.policy import MODES
+from inms_lab.logs.history import REFCOUNT, Change, block_history, pools_with, to_pandas
+from inms_lab.logs.log import Log
+from inms_lab.serving.cache import KVCache
 
 
 def play(mode: str, seed: int, count: int = 250) -> Log:

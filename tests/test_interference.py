@@ -20,9 +20,8 @@ import torch
 from typer.testing import CliRunner
 
 from inms_lab import cli
-from inms_lab.calibrations import SHIPPED, calibration_of, keep
+from inms_lab.books.gate import Calibration, Gate
 from inms_lab.errors import BadInput, CacheNotWritable, ContextTooLong, TextTooLarge, UnsafeShift
-from inms_lab.gate import Calibration, Gate
 from inms_lab.interference import compare, figures
 from inms_lab.interference.calibrate import MAX_KL, MIN_AGREEMENT, calibrate
 from inms_lab.interference.contexts import Part, Scratch
@@ -38,8 +37,9 @@ from inms_lab.interference.samples import (
 )
 from inms_lab.interference.variants import FULL, PUBLIC, Settings, examine, most_deviating
 from inms_lab.model import Runner, from_model, load
-from inms_lab.standin import ByteText
-from inms_lab.text import Text
+from inms_lab.notebook.calibrations import SHIPPED, calibration_of, keep
+from inms_lab.notebook.text import Text
+from inms_lab.terminal.standin import ByteText
 
 TILE = 16
 
@@ -479,7 +479,7 @@ def test_the_users_own_calibration_goes_before_the_packages(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shipped = Calibration("d1", 0.1, (0.0, 0.2), 0.9, (0.8, 1.0), 5, 1.0, 0.1, "shipped")
-    monkeypatch.setattr("inms_lab.calibrations.SHIPPED", tmp_path / "shipped")
+    monkeypatch.setattr("inms_lab.notebook.calibrations.SHIPPED", tmp_path / "shipped")
     keep(shipped, tmp_path / "shipped")
     assert calibration_of("d1") == shipped
     keep(replace(shipped, what="own"))
@@ -494,7 +494,9 @@ def test_the_users_own_calibration_goes_before_the_packages(
 
 def test_looking_up_a_calibration_loads_no_torch() -> None:
     code = (
-        "import sys; from inms_lab.calibrations import calibration_of; calibration_of('none')\n"
+        "import sys\n"
+        "from inms_lab.notebook.calibrations import calibration_of\n"
+        "calibration_of('none')\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -507,7 +509,7 @@ def test_the_command_prints_every_variant_and_writes_results(
     long = [{**log, "history": log["history"] * 14} for log in LOGS]
     data.write_text("".join(json.dumps(log) + "\n" for log in long))
     monkeypatch.setattr("inms_lab.model.load", lambda *_, **__: runner)
-    monkeypatch.setattr("inms_lab.text.Text", lambda *_: ByteText(320))
+    monkeypatch.setattr("inms_lab.notebook.text.Text", lambda *_: ByteText(320))
     args = ["calibrate", "tiny", "--data", str(data), "--samples", "2"]
     more = ["--results", str(results), "--into", str(tmp_path / "here")]
     out = CliRunner().invoke(cli.app, [*args, *more], env={"COLUMNS": "200"})

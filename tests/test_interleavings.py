@@ -16,15 +16,15 @@ from interleaved import SIZE, SYSTEM, WATCHDOG, Border, Threads, together, watch
 from interleaved_lab import LabThreads
 from toy import Toy, ToyModel
 
-from inms_lab import label
-from inms_lab.agent import Agent
-from inms_lab.blocks import Blocks, Part, Place
+from inms_lab.books import label
+from inms_lab.books.events import Commanded, Event
 from inms_lab.config import Config
 from inms_lab.errors import AgentClosed, SequenceBusy, TextTooLarge, TokenOutOfRange
-from inms_lab.events import Commanded, Event
-from inms_lab.lab import Lab
-from inms_lab.request import Request
-from inms_lab.text import Text
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.text import Text
+from inms_lab.serving.blocks import Blocks, Part, Place
+from inms_lab.serving.request import Request
 
 RUNS = int(os.environ.get("INMS_INTERLEAVINGS", "400"))
 FOUND_WITHIN = 60  # runs, for a fault that was planted
@@ -296,7 +296,7 @@ def test_no_lock_is_held_for_what_takes_long_unless_it_is_coarse(
 
 def test_hashing_is_done_before_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the fingerprints are at hand, no full block's digest is made under the lock."""
-    from inms_lab import segment
+    from inms_lab.books import segment
 
     threads, under = Threads(0), Counter[bool]()
     lock: Any = threads.cache.lock

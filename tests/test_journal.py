@@ -20,7 +20,7 @@ from test_logfile import played
 from test_widgets import BYTES_PER_TOKEN, work
 from typer.testing import CliRunner
 
-from inms_lab import Lab, Log, audit
+from inms_lab import Lab, Log
 from inms_lab.cli import app
 from inms_lab.config import Config
 from inms_lab.errors import (
@@ -33,11 +33,12 @@ from inms_lab.errors import (
     LogVersionUnknown,
     NotALog,
 )
-from inms_lab.journal import MOST, Journal
-from inms_lab.journal_read import read_journal
-from inms_lab.log import CHUNK
+from inms_lab.logs import audit
+from inms_lab.logs.journal import MOST, Journal
+from inms_lab.logs.journal_read import read_journal
+from inms_lab.logs.log import CHUNK
+from inms_lab.logs.open_log import open_log
 from inms_lab.model.forward import DryModel
-from inms_lab.open_log import open_log
 from inms_widgets import View
 from inms_widgets.export import page
 
@@ -131,7 +132,7 @@ def test_a_log_that_forgot_what_was_not_written_stops_the_journal(path: Path) ->
 def test_a_lab_writes_at_each_step_and_its_log_limit_does_not_touch_the_file(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inms_lab.log.CHUNK", 64)
+    monkeypatch.setattr("inms_lab.logs.log.CHUNK", 64)
     config = Config(4, 0, 64, 6000, 4000, 4000, 20_000, log_limit=2)
     with Lab(DryModel(50, 6000, 1), config=config, journal=path) as lab:
         agent = lab.agent("a")
@@ -200,7 +201,7 @@ def test_a_journal_can_begin_in_the_middle_of_a_run_and_wait_for_the_disk(
 WRITER = """
 import sys
 from inms_lab import Log
-from inms_lab.journal import Journal
+from inms_lab.logs.journal import Journal
 source = Log.load(sys.argv[1])
 log = Log()
 journal = Journal(log, sys.argv[2])
@@ -216,7 +217,7 @@ while True:
 """
 LAB = """
 import sys
-from inms_lab.lab import Lab
+from inms_lab.notebook.lab import Lab
 from inms_lab.config import Config
 from inms_lab.model.forward import DryModel
 config = Config(4, 0, 64, 100_000, 4000, 4000, 400_000)
@@ -428,7 +429,7 @@ def test_two_labs_do_not_write_one_journal(path: Path) -> None:
                 dry(journal=path)
         with pytest.raises(JournalInUse):
             Journal(Log(), path.parent / ".." / path.parent.name / path.name)
-        code = f"from inms_lab import Log\nfrom inms_lab.journal import Journal\n" \
+        code = f"from inms_lab import Log\nfrom inms_lab.logs.journal import Journal\n" \
             f"Journal(Log(), {str(path)!r})"  # fmt: skip
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         assert "JournalInUse" in other.stderr

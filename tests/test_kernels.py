@@ -17,9 +17,9 @@ from inms_lab.attention.batch import Span, TileRef, build
 from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels import build as building
 from inms_lab.kernels.native import Native
-from inms_lab.lab import Lab
 from inms_lab.model import from_model, fused
 from inms_lab.model.runner import Geometry, Runner, attend
+from inms_lab.notebook.lab import Lab
 
 pytestmark = pytest.mark.skipif(building.compiler() is None, reason="no C++ compiler here")
 ROWS = (1, 2, 3, 5, 11, 12, 13, 24, 25, 40, 191, 192, 193, 230)

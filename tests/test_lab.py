@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from inms_lab import Lab
-from inms_lab.agent import Agent
+from inms_lab.books.events import Shared, Stepped
 from inms_lab.config import Config
+from inms_lab.decisions.policy import Inms
 from inms_lab.errors import (
     AgentClosed,
     BadInput,
@@ -28,11 +29,10 @@ from inms_lab.errors import (
     TokenOutOfRange,
     UnknownGroup,
 )
-from inms_lab.events import Shared, Stepped
 from inms_lab.model.forward import DryModel
-from inms_lab.pending import Pending
-from inms_lab.policy import Inms
-from inms_lab.request import Request
+from inms_lab.notebook.agent import Agent
+from inms_lab.serving.pending import Pending
+from inms_lab.serving.request import Request
 
 PROMPT, TOOLS = list(range(40)), list(range(50, 80))
 Programs = dict[Agent, Callable[[Agent], Awaitable[object]]]

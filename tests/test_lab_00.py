@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inms_lab.events import Allocated, Event, Shared
+from inms_lab.books.events import Allocated, Event, Shared
 from inms_lessons import EXERCISES, Wrong, examine
 from inms_lessons.order import BLOCK_SIZE, RULES, TOOLS, sentence
 

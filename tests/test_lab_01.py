@@ -10,11 +10,13 @@ from typing import Any
 import nbformat
 import pytest
 
-from inms_lab import Lab, claims, usage
+from inms_lab import Lab
+from inms_lab.books.events import Allocated
 from inms_lab.config import Config
-from inms_lab.events import Allocated
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook import usage
+from inms_lab.studies import claims
 from inms_lessons import examine
 from inms_lessons.curves import PLOTLY, Curves
 from inms_lessons.exercises import exercise

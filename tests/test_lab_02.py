@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from inms_lab.events import Commanded, Copied, Published, Registered, Shared
+from inms_lab.books.events import Commanded, Copied, Published, Registered, Shared
 from inms_lessons import EXERCISES, Wrong, examine
 from inms_lessons.mending import NUM_BLOCKS, reference
 

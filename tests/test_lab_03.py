@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from test_ledger import Player
 
-from inms_lab.events import Allocated, Shared
-from inms_lab.log import Log
-from inms_lab.policy import MODES, Inms
-from inms_lab.whatif import parts_of
+from inms_lab.books.events import Allocated, Shared
+from inms_lab.decisions.policy import MODES, Inms
+from inms_lab.hindsight.whatif import parts_of
+from inms_lab.logs.log import Log
 from inms_lessons import examine
 from inms_lessons.cases import Case, Known, known_cases, one_of_each, table_of
 from inms_lessons.copies import solutions_in

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inms_lab.events import Commanded, Evicted, Registered, Released, Shared
-from inms_lab.log import Log
+from inms_lab.books.events import Commanded, Evicted, Registered, Released, Shared
+from inms_lab.logs.log import Log
 from inms_lessons import check, examine
 from inms_lessons.culprits import CASES, digest
 from inms_lessons.exercises import exercise

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from inms_lab import checks, label
+from inms_lab.books import checks, label
+from inms_lab.books.events import Allocated, Commanded, Shared
+from inms_lab.decisions.policy import Inms
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Commanded, Shared
-from inms_lab.policy import Inms
 from inms_lessons import EXERCISES, Wrong, examine
 from inms_lessons.copies import solutions_in
 from inms_lessons.labelling import STORIES, reference

@@ -11,10 +11,10 @@ import pytest
 import torch
 from harness import tiny
 
-from inms_lab.events import Shared
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.books.events import Shared
+from inms_lab.books.gate import OPEN
+from inms_lab.logs.log import Log
+from inms_lab.notebook.lab import Lab
 from inms_lessons import EXERCISES, Wrong, check, examine
 from inms_lessons.copies import solutions_in
 from inms_lessons.curves import PLOTLY

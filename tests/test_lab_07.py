@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from inms_lab.books.events import Commanded, Copied, Shared
 from inms_lab.errors import BadInput
-from inms_lab.events import Commanded, Copied, Shared
-from inms_lab.explain import explain
+from inms_lab.hindsight.explain import explain
 from inms_lab.model import load
 from inms_lessons import examine
 from inms_lessons.afresh import BUDGET, EXACT, FIRST

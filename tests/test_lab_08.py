@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from inms_lab.books.events import Allocated, Shared
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Shared
 from inms_lab.experiment.modes import MODES, STAGES
 from inms_lab.experiment.reading import NAMES
 from inms_lab.experiment.report import tables

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from inms_lab.bench.fragmentation import Fate, measure, play
-from inms_lab.churn import POLICIES, Churn
+from inms_lab.books.events import Copied
 from inms_lab.errors import BadInput
-from inms_lab.events import Copied
+from inms_lab.studies.churn import POLICIES, Churn
 from inms_lessons import budgeting, examine
 from inms_lessons.budgeting import CASES, Case
 from inms_lessons.charts import Bars

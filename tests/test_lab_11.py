@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from inms_lab import audit
-from inms_lab.events import Commanded, Freed, Registered, Shared, Stepped
-from inms_lab.lab import Lab
+from inms_lab.books.events import Commanded, Freed, Registered, Shared, Stepped
+from inms_lab.logs import audit
+from inms_lab.notebook.lab import Lab
 from inms_lessons import EXERCISES, Wrong, check, crashes, examine, leaking, suspecting
 from inms_lessons.copies import solutions_in
 from inms_lessons.crashes import AgentProcess, num_held, refcounts, wait_until

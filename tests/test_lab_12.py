@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from inms_lab.events import Freed
+from inms_lab.books.events import Freed
 from inms_lessons import EXERCISES, Wrong, examine
 from inms_lessons.copies import solutions_in
 from inms_lessons.neighbours import (

@@ -20,7 +20,7 @@ from inms_lab.interference.likelihood import log_likelihoods
 from inms_lab.interference.resume import Lines
 from inms_lab.interference.variants import ALONE, FULL, MISSING, PRIVATE, PUBLIC
 from inms_lab.model import Runner, from_model, load
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 __all__ = ["one_thread"]
 

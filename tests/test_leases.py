@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from toy import Interrupt, ToyModel
 
+from inms_lab.books.events import Commanded
 from inms_lab.config import Config
 from inms_lab.errors import AgentClosed, BadInput, InmsError, LeaseExpired, LedgerViolation
-from inms_lab.events import Commanded
-from inms_lab.keeper import family
-from inms_lab.lab import Lab
 from inms_lab.leases import ENDED, LIVE, OVERDUE, REMEMBERED, Leases
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.keeper import family
+from inms_lab.notebook.lab import Lab
 
 BEAT, LEASE = 5.0, 15.0  # seconds
 

@@ -15,11 +15,8 @@ import pytest
 from bruteforce import Books, Wrong
 from toy import Interrupt, Toy, plain
 
-import inms_lab.planning
-from inms_lab import audit
-from inms_lab.copies import MANY
-from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted
-from inms_lab.events import (
+import inms_lab.serving.planning
+from inms_lab.books.events import (
     EVENT_TYPES,
     Allocated,
     Commanded,
@@ -34,12 +31,15 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.gate import OPEN, Gate
-from inms_lab.ledger import Ledger
-from inms_lab.outcome import Plan
-from inms_lab.plan import plan_extend
-from inms_lab.policy import MODES, Inms
-from inms_lab.schedule import schedule
+from inms_lab.books.gate import OPEN, Gate
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.copies import MANY
+from inms_lab.decisions.outcome import Plan
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.decisions.policy import MODES, Inms
+from inms_lab.decisions.schedule import schedule
+from inms_lab.errors import AgentClosed, BadInput, InmsError, PoolExhausted
+from inms_lab.logs import audit
 
 VOCAB = 5
 ORDINARY = (BadInput, AgentClosed, PoolExhausted)  # what a request may be answered with
@@ -291,7 +291,7 @@ def outcomes(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts[type(outcome).__name__] += 1
         return outcome
 
-    monkeypatch.setattr(inms_lab.planning, "plan_extend", watched)
+    monkeypatch.setattr(inms_lab.serving.planning, "plan_extend", watched)
     return counts
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from inms_lab.cli import app
 from inms_lab.errors import BadInput
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lessons import EXERCISES, Wrong, check, examine, frame, reset, reveal
 from inms_lessons.copies import (
     FIRST,

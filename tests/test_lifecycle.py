@@ -7,11 +7,9 @@ import re
 import pytest
 from toy import Interrupt, Toy
 
-from inms_lab import lifecycle
-from inms_lab.errors import AgentClosed, IllegalMove, PlanInvalid
-from inms_lab.events import Commanded, Event
-from inms_lab.freeing import plan_preempt
-from inms_lab.lifecycle import (
+from inms_lab.books import lifecycle
+from inms_lab.books.events import Commanded, Event
+from inms_lab.books.lifecycle import (
     DECODING,
     ENDED,
     EXPIRED,
@@ -26,6 +24,8 @@ from inms_lab.lifecycle import (
     check_move,
     state_of,
 )
+from inms_lab.decisions.freeing import plan_preempt
+from inms_lab.errors import AgentClosed, IllegalMove, PlanInvalid
 
 STATES = (REGISTERED, PREFILLING, READY, DECODING, FINISHED, FAILED, EXPIRED, RECLAIMED)
 TEXT = [1, 2, 3, 4, 0, 1]

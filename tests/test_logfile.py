@@ -15,6 +15,9 @@ from test_ledger import Player
 from toy import Toy
 
 from inms_lab import Log
+from inms_lab.books.events import EVENT_TYPES
+from inms_lab.books.gate import OPEN
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import (
     BadInput,
     LogCutShort,
@@ -24,11 +27,8 @@ from inms_lab.errors import (
     LogVersionUnknown,
     NotALog,
 )
-from inms_lab.events import EVENT_TYPES
-from inms_lab.gate import OPEN
-from inms_lab.logcode import event_of, event_row, pack, unpack
-from inms_lab.logfile import MASKED, VERSION, load, save
-from inms_lab.policy import MODES
+from inms_lab.logs.logcode import event_of, event_row, pack, unpack
+from inms_lab.logs.logfile import MASKED, VERSION, load, save
 
 
 def played(mode: str = "inms", seed: int = 0, count: int = 250) -> Log:

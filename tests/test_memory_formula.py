@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 import pytest
 from toy import Interrupt, Toy, ToyModel
 
-from inms_lab.errors import InmsError
-from inms_lab.events import (
+from inms_lab.books.events import (
     Aborted,
     Allocated,
     Commanded,
@@ -33,6 +32,7 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
+from inms_lab.errors import InmsError
 
 Place = tuple[str, int]
 

@@ -30,10 +30,10 @@ from harness import (
     words,
 )
 
-from inms_lab import label, segment
-from inms_lab.events import Shared
-from inms_lab.fingerprint import digest
-from inms_lab.policy import Global, Inms, Policy
+from inms_lab.books import label, segment
+from inms_lab.books.events import Shared
+from inms_lab.books.fingerprint import digest
+from inms_lab.decisions.policy import Global, Inms, Policy
 
 B = label.group("g") | label.private("b")  # B's clearance
 RNG = random.Random(0)

@@ -83,7 +83,7 @@ def test_the_deck_has_many_short_slides_and_no_solution(path: Path) -> None:
 
 FACTS = """
 import json, threading
-from inms_lab.events import Commanded, Released
+from inms_lab.books.events import Commanded, Released
 from inms_widgets.frames import snapshot_at
 
 books = [which.log.replay() for which in (lab, alone)]

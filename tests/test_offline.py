@@ -22,14 +22,14 @@ import shifted
 from test_widgets import dry_lab
 from toy import Toy, ToyModel
 
-from inms_lab.agent import Agent
+from inms_lab.books.events import Allocated, Copied, Freed, Released
 from inms_lab.config import Config
-from inms_lab.doctor import find_chromium
 from inms_lab.errors import StepInterrupted, TextTooLarge
-from inms_lab.events import Allocated, Copied, Freed, Released
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.terminal.doctor import find_chromium
 from inms_widgets import contexts_at, measures_at, snapshot_at
 from inms_widgets.export import export_html
 from inms_widgets.feed import Feed, Position

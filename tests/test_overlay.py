@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import Toy, plain
 
+from inms_lab.books.events import PoolOpened
+from inms_lab.books.overlay import Layered, Touched
+from inms_lab.books.pool import Pool
 from inms_lab.errors import PlanInvalid
-from inms_lab.events import PoolOpened
-from inms_lab.overlay import Layered, Touched
-from inms_lab.pool import Pool
 
 keys = st.integers(0, 7)
 edits = st.lists(

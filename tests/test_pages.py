@@ -17,14 +17,14 @@ import pytest
 import torch
 from toy import TensorModel, Toy
 
-from inms_lab import pages
+from inms_lab.attention import pages
+from inms_lab.attention.pages import PAGE
+from inms_lab.attention.store import KVStore, NoStore
 from inms_lab.config import Config
 from inms_lab.errors import BadInput, LabClosed
-from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
-from inms_lab.pages import PAGE
-from inms_lab.store import KVStore, NoStore
-from inms_lab.waste import compact, trim
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.waste import compact, trim
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="nobody tells what is in memory")
 ROWS, DIM = 6, 64  # a token is 256 bytes of a row

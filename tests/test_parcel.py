@@ -14,23 +14,24 @@ from harness import one_thread, shifting  # noqa: F401
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from inms_lab import audit, parcel
+from inms_lab.books.events import Released, Stepped
+from inms_lab.books.gate import OPEN
 from inms_lab.config import Config
+from inms_lab.decisions.policy import Inms
 from inms_lab.errors import (
     AgentClosed,
     BadInput,
     ParcelRefused,
     RecordSuperseded,
 )
-from inms_lab.events import Released, Stepped
-from inms_lab.explain import explain_all
-from inms_lab.gate import OPEN
-from inms_lab.importing import IMPORTED
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.hindsight.explain import explain_all
+from inms_lab.logs import audit
+from inms_lab.logs.log import Log
+from inms_lab.logs.redact import redacted
 from inms_lab.model.forward import DryModel
-from inms_lab.policy import Inms
-from inms_lab.redact import redacted
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing import parcel
+from inms_lab.publishing.importing import IMPORTED
 
 TILE = 8
 PROMPT, MINE = list(range(10)), list(range(20, 31))

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from toy import Interrupt, Toy, plain
 
-from inms_lab import audit
-from inms_lab.errors import BadInput, EmptyText, PlanInvalid, PoolExhausted, SealedTier
-from inms_lab.events import (
+from inms_lab.books.events import (
     Aborted,
     Allocated,
     Commanded,
@@ -27,10 +25,21 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.freeing import aborted, plan_preempt
-from inms_lab.outcome import Chunk, Decision, Deferred, NoRoom, Outcome, Plan, Refused, Stale
-from inms_lab.plan import plan_extend
-from inms_lab.policy import MODES, Inms
+from inms_lab.decisions.freeing import aborted, plan_preempt
+from inms_lab.decisions.outcome import (
+    Chunk,
+    Decision,
+    Deferred,
+    NoRoom,
+    Outcome,
+    Plan,
+    Refused,
+    Stale,
+)
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.decisions.policy import MODES, Inms
+from inms_lab.errors import BadInput, EmptyText, PlanInvalid, PoolExhausted, SealedTier
+from inms_lab.logs import audit
 
 SYSTEM = [1, 2, 3, 4, 0, 1]  # one full block and a sealed one of two tokens
 HELLO = [4, 4, 3, 3, 2, 2, 1, 1, 0]  # two full blocks and a token
@@ -190,7 +199,7 @@ def test_a_chunk_ends_where_a_later_block_is_being_written() -> None:
 def test_a_hit_compares_tokens_and_labels_even_if_all_digests_collide(
     reader: str, text: list[int], found: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inms_lab.segment.block_keys", lambda *_: [b"one for all"])
+    monkeypatch.setattr("inms_lab.books.segment.block_keys", lambda *_: [b"one for all"])
     toy = Toy(compare=False)
     toy.do(toy.agent("a"), "append", [1, 1, 1, 1])
     agent = toy.agent(reader)

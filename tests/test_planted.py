@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from inms_lab.audit import faults
+from inms_lab.books.events import Allocated, Freed, Registered, Released
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Freed, Registered, Released
-from inms_lab.log import Log
+from inms_lab.logs.audit import faults
+from inms_lab.logs.log import Log
 from inms_lessons.culprits import CASES, digest
 from inms_lessons.planted import LOGS, NAMES, planted, without
 from inms_lessons.told import told

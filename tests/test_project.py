@@ -28,93 +28,36 @@ PACKAGE = ROOT / "inms_lab"
 SOURCES = ("inms_lab", "widgets", "labs/lessons")
 LABS = sorted(p for p in ROOT.glob("labs/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 
-# Every module or subpackage of inms_lab stands in exactly one layer; a new file is placed here.
-# A name may stand here before its file exists.
-LAYERS: dict[str, set[str]] = {
-    "words": {"errors", "config", "sizes", "shell"},  # what every layer may speak of
-    "decides": {
-        *("events", "log", "fingerprint", "label", "pool", "ledger", "overlay", "rules"),
-        "table_rules",
-        *("policy", "segment", "sequence", "outcome", "plan", "completion", "freeing", "audit"),
-        *(
-            "schedule",
-            *("copies", "leases", "sweep", "journal", "diagnose", "compact"),
-            "lifecycle",
-            "gate",
-            "lookup",
-            "reuse",
-            "checks",
-            "shadow",
-            "explain",
-            *("explain_reuse", "pace", "reused"),
-            "whatif",
-            *("reenact", "reopened"),
-        ),
-        *(
-            *("logfile", "logparts", "journal_read"),
-            "logcode",
-            "redact",
-            "redact_books",
-            *("history", "violation", "findings", "growth", "no_room"),
-            "vllm_log",
-            "open_log",
-        ),  # reading and writing logs
-    },
-    "computes": {"rope", "pages", "store", "sample", "kernels", "attention", "model"},
-    "joins": {
-        *(
-            "cache",
-            "request",
-            "commands",
-            "entering",
-            "answering",
-            "desk",
-            "spans",
-            "engine",
-        ),  # the engine
-        *(
-            *("blocks", "three_calls", "copying"),
-            *("text", "pieces", "turn", "output", "pending"),
-            *("loop", "driver", "controls"),
-            *("agent", "attaching", "group", "records", "parcel", "importing"),
-            *("opening", "calibrations", "deviation"),
-            "preload",
-            "programs",
-            "usage",
-            "lab",
-            "reload",
-            *("upkeep", "waste", "keeper", "remote", "shelf", "shelving", "tenants", "planning"),
-        ),  # what a notebook holds
-    },
-    "measures": {
-        *("experiment", "interference", "bill", "bill_table", "geometry", "trace", "claims"),
-        *("churn", "messages", "fragments", "fragments_table", "replay", "bench"),
-    },
-    "commands": {
-        *("cli", "demo", "demo_table", "scenario", "recordings", "standin", "launch", "doctor"),
-        *("refs_command", "fragments_command", "calibrate_command", "experiment_command"),
-        *(
-            "replay_command",
-            "bench_command",
-            "bench_many_command",
-            "bench_options",
-            "diagnose_command",
-        ),
-        "__main__",
-    },
-    "front": {"__init__"},  # re-exports lazily: what it names is loaded at first use
-}
+# Folders of inms_lab, and the folders that each may import besides itself. "words" are the modules
+# at the top, which everybody may speak of; "front" are the two entrances there.
+WORDS = {"errors", "config", "sizes", "shell", "places", "leases", "output"}
+FRONT = {"__init__", "cli"}
+DECIDES = {"words", "books", "decisions", "logs", "hindsight"}
+COMPUTES = {"words", "kernels", "attention", "model"}
+JOINS = DECIDES | COMPUTES | {"remote", "serving", "publishing", "notebook"}
+MEASURES = {"studies", "interference", "bench", "experiment"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "words": {"words"},
-    "decides": {"words", "decides"},
-    "computes": {"words", "computes"},
-    "joins": {"words", "decides", "computes", "joins"},
-    "measures": {"words", "decides", "computes", "joins", "measures"},
-    "commands": {"words", "decides", "computes", "joins", "measures", "commands", "front"},
-    "front": {"words", "decides", "computes", "joins", "measures"},
+    "words": set(),
+    "books": {"words"},
+    "decisions": {"words", "books"},
+    "logs": {"words", "books", "decisions"},
+    "hindsight": DECIDES,
+    "kernels": {"words"},
+    "attention": {"words", "kernels"},
+    "model": COMPUTES,
+    "remote": {"words"},
+    "serving": (DECIDES - {"hindsight"}) | COMPUTES,
+    "publishing": (DECIDES - {"hindsight"}) | COMPUTES | {"serving"},
+    "notebook": JOINS,
+    "studies": (DECIDES - {"hindsight"}) | {"attention", "serving"},
+    "interference": JOINS | {"studies"},
+    "bench": JOINS | {"studies"},
+    "experiment": JOINS | {"studies", "interference"},
+    "terminal": JOINS | MEASURES,
+    "front": JOINS | MEASURES | {"terminal"},
 }
 TENSOR_LIBRARIES = {"torch", "transformers", "tokenizers", "safetensors", "accelerate", "gguf"}
-NO_TENSORS = ("words", "decides")
+NO_TENSORS = DECIDES | {"remote"}
 OPTIONAL = {"triton"}  # imported when it is asked for; a build of torch that can use it brings it
 
 
@@ -122,14 +65,19 @@ def pyproject() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-def layer_of(name: str) -> str | None:
-    return next((layer for layer, names in LAYERS.items() if name in names), None)
+def folder_of(name: str) -> str:
+    """The folder of a dotted name below inms_lab; what the package re-exports is its front's."""
+    first = name.split(".")[0]
+    if first in MAY_IMPORT:
+        return first
+    return "words" if first in WORDS else "front"
 
 
 def modules_of(package: Path) -> Iterator[tuple[str, Path]]:
-    """(first component below the package, file) for every source file."""
+    """(dotted name below the package, file) for every source file."""
     for path in sorted(package.rglob("*.py")):
-        yield path.relative_to(package).parts[0].removesuffix(".py"), path
+        parts = path.relative_to(package).with_suffix("").parts
+        yield ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts), path
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -146,13 +94,9 @@ def imports_of(path: Path) -> Iterator[str]:
 
 
 def own_targets(path: Path) -> set[str]:
-    """Modules or subpackages of inms_lab that the file imports, by first component.
-
-    A name that the package re-exports counts as an import of the package's front.
-    """
+    """Folders of inms_lab that the file imports from."""
     parts = (name.split(".") for name in imports_of(path))
-    targets = {[*p, "__init__"][1] for p in parts if p[0] == "inms_lab"}
-    return {name if layer_of(name) else "__init__" for name in targets}
+    return {folder_of([*p, "__init__"][1]) for p in parts if p[0] == "inms_lab"}
 
 
 def roots(path: Path) -> set[str]:
@@ -162,33 +106,49 @@ def roots(path: Path) -> set[str]:
 # --- layers ----------------------------------------------------------------------------------
 
 
-def test_every_module_is_in_exactly_one_layer() -> None:
-    homeless = {name for name, _ in modules_of(PACKAGE) if layer_of(name) is None}
-    assert not homeless, f"place these in LAYERS: {sorted(homeless)}"
-    listed = [name for layer in LAYERS.values() for name in layer]
-    assert len(listed) == len(set(listed)), "a module stands in two layers"
+def test_every_module_stands_in_a_folder_that_says_what_it_may_import() -> None:
+    tops = {p.stem for p in PACKAGE.glob("*.py")}
+    assert tops == WORDS | FRONT, f"into a folder: {sorted(tops ^ (WORDS | FRONT))}"
+    folders = {p.name for p in PACKAGE.iterdir() if list(p.glob("*.py"))}
+    assert folders == MAY_IMPORT.keys() - {"words", "front"}
+
+
+def test_folders_form_no_circle() -> None:
+    """What may be imported, followed to the end, never comes back."""
+    left = {folder: targets - {folder} for folder, targets in MAY_IMPORT.items()}
+    while left:
+        free = {folder for folder, targets in left.items() if not targets & left.keys()}
+        assert free, f"a circle among {sorted(left)}"
+        left = {folder: targets for folder, targets in left.items() if folder not in free}
 
 
 def test_imports_point_one_way() -> None:
     wrong = []
     for name, path in modules_of(PACKAGE):
-        layer = layer_of(name) or pytest.fail(f"{path} is in no layer")
-        for target in own_targets(path):
-            if layer_of(target) not in MAY_IMPORT[layer]:
-                wrong.append(f"{path.relative_to(ROOT)} ({layer}) imports {target}")
+        folder = folder_of(name)
+        for target in own_targets(path) - MAY_IMPORT[folder] - {folder}:
+            wrong.append(f"{path.relative_to(ROOT)} may not import from {target}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_folders_lead_nowhere_else() -> None:
+    """A new folder's own file says what the folder is for: whoever imports it loads nothing."""
+    for folder in DECIDES - {"words"}:
+        tree = ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8"))
+        assert len(tree.body) == 1
+        assert ast.get_docstring(tree)
 
 
 def test_deciding_modules_name_no_tensor_library() -> None:
     for name, path in modules_of(PACKAGE):
-        if layer_of(name) in NO_TENSORS:
+        if folder_of(name) in NO_TENSORS:
             assert not roots(path) & TENSOR_LIBRARIES, path
 
 
 def test_the_engine_never_imports_the_widgets() -> None:
     """Nor the lessons. The command line may: it writes a page, or a copy for students."""
     for _, path in modules_of(PACKAGE):
-        allowed = path.name == "cli.py"
+        allowed = path.relative_to(PACKAGE).as_posix() in ("cli.py", "terminal/page.py")
         assert allowed or not roots(path) & {"inms_lessons", "inms_widgets", "widgets"}, path
 
 
@@ -198,7 +158,8 @@ def test_the_widgets_never_import_the_lessons() -> None:
 
 
 def test_the_deciding_part_loads_without_torch() -> None:
-    names = sorted({n for n, _ in modules_of(PACKAGE) if layer_of(n) in NO_TENSORS})
+    names = sorted({n for n, _ in modules_of(PACKAGE) if folder_of(n) in NO_TENSORS})
+    assert "books.ledger" in names
     code = (
         "import importlib, sys\n"
         "import inms_lab\n"
@@ -222,13 +183,12 @@ def test_no_source_file_is_over_250_lines() -> None:
 
 
 def test_ledger_plan_and_pool_fit_in_500_lines() -> None:
-    files = [PACKAGE / f"{name}.py" for name in ("ledger", "plan", "pool")]
-    assert sum(len(p.read_text(encoding="utf-8").splitlines()) for p in files if p.exists()) <= 500
+    files = [PACKAGE / f"{name}.py" for name in ("books/ledger", "decisions/plan", "books/pool")]
+    assert sum(len(p.read_text(encoding="utf-8").splitlines()) for p in files) <= 500
 
 
-@pytest.mark.skipif(not (PACKAGE / "events.py").exists(), reason="inms_lab.events does not exist")
 def test_at_most_twelve_event_types_and_all_are_frozen() -> None:
-    events = importlib.import_module("inms_lab.events")
+    events = importlib.import_module("inms_lab.books.events")
     assert len(set(events.EVENT_TYPES)) == len(events.EVENT_TYPES) <= 12
     for event in events.EVENT_TYPES:
         assert event.__dataclass_params__.frozen, event

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from toy import ToyModel
 
-from inms_lab.agent import Agent
 from inms_lab.config import Config
-from inms_lab.lab import Lab
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 from inms_widgets import esm
 from inms_widgets.feed import Feed, Position
 from inms_widgets.publisher import Publisher
@@ -258,7 +258,7 @@ def test_buttons_of_the_page_reach_the_lab(tmp_path: Path) -> None:
 
 def test_a_bounded_log_says_where_it_begins(tmp_path: Path, monkeypatch: Any) -> None:
     """ray#22027: a history that is never dropped takes all memory."""
-    monkeypatch.setattr("inms_lab.log.CHUNK", 20)
+    monkeypatch.setattr("inms_lab.logs.log.CHUNK", 20)
     with new_lab(limit=60) as lab:
         run(lab)
         assert lab.log.first > 0
@@ -271,7 +271,7 @@ def test_a_bounded_log_says_where_it_begins(tmp_path: Path, monkeypatch: Any) ->
 
 
 def test_a_log_that_forgets_while_it_is_watched(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("inms_lab.log.CHUNK", 20)
+    monkeypatch.setattr("inms_lab.logs.log.CHUNK", 20)
     with new_lab(limit=30) as lab, watched(lab, tmp_path, bad_network(9)) as (page, publisher):
         lab.controls.speed(300)
         run(lab)

@@ -31,10 +31,10 @@ from hypothesis import strategies as st
 
 from inms_lab.attention import batch as batching
 from inms_lab.attention.batch import Span, TileRef, build
+from inms_lab.attention.store import KVStore
 from inms_lab.attention.tiles import merge, read_tiles_plain
 from inms_lab.model.loader import load_model
 from inms_lab.model.runner import Runner
-from inms_lab.store import KVStore
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "mistral", "llama3")
 LOGITS, MARGIN = 2e-4, 4e-4  # fp32 against stock transformers

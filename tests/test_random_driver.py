@@ -39,19 +39,19 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from toy import Toy
 
-import inms_lab.engine
-from inms_lab import label
-from inms_lab.desk import Desk
+import inms_lab.serving.engine
+from inms_lab.attention.store import KVStore
+from inms_lab.books import label
+from inms_lab.books.events import Copied, Event, Evicted, Freed, Registered, Shared
+from inms_lab.books.pool import Pool
+from inms_lab.decisions.freeing import freed
+from inms_lab.decisions.outcome import Chunk, Plan
+from inms_lab.decisions.policy import Inms, Policy
 from inms_lab.errors import PoolExhausted, StepInterrupted
-from inms_lab.events import Copied, Event, Evicted, Freed, Registered, Shared
-from inms_lab.freeing import freed
 from inms_lab.leases import Leases
-from inms_lab.outcome import Chunk, Plan
-from inms_lab.policy import Inms, Policy
-from inms_lab.pool import Pool
-from inms_lab.preload import _submit
-from inms_lab.store import KVStore
-from inms_lab.waste import compact
+from inms_lab.notebook.preload import _submit
+from inms_lab.notebook.waste import compact
+from inms_lab.serving.desk import Desk
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS, LENGTH = 40, 250  # ten thousand operations
@@ -268,8 +268,8 @@ def a_block_is_published_twice(patch: Patch) -> None:
 
 
 def an_abort_forgets_a_block(patch: Patch) -> None:
-    aborted = inms_lab.engine.aborted
-    patch.setattr(inms_lab.engine, "aborted", lambda *args: aborted(*args)[1:])
+    aborted = inms_lab.serving.engine.aborted
+    patch.setattr(inms_lab.serving.engine, "aborted", lambda *args: aborted(*args)[1:])
 
 
 def an_eviction_keeps_the_key(patch: Patch) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from inms_lab.books.events import Commanded, Copied, Released, Shared
+from inms_lab.books.gate import DEFAULT, OPEN, Calibration, Gate
 from inms_lab.config import Config
 from inms_lab.errors import (
     BadInput,
@@ -21,12 +23,10 @@ from inms_lab.errors import (
     TextTooLarge,
     UnknownGroup,
 )
-from inms_lab.events import Commanded, Copied, Released, Shared
-from inms_lab.explain import explain_all
-from inms_lab.gate import DEFAULT, OPEN, Calibration, Gate
-from inms_lab.lab import Lab
+from inms_lab.hindsight.explain import explain_all
 from inms_lab.model.forward import DryModel
-from inms_lab.records import Record
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing.records import Record
 from inms_lessons.small_labs import letter_lab
 
 SIZE = 4

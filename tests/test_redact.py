@@ -20,15 +20,15 @@ import pytest
 from test_ledger import Player
 from toy import Toy
 
+from inms_lab.books.events import Allocated, Commanded, Published, Released
+from inms_lab.books.gate import OPEN
+from inms_lab.books.label import is_shared
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.policy import MODES, Inms
 from inms_lab.errors import BadInput, error_type
-from inms_lab.events import Allocated, Commanded, Published, Released
-from inms_lab.gate import OPEN
-from inms_lab.label import is_shared
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.logfile import MASKED, load
-from inms_lab.policy import MODES, Inms
-from inms_lab.redact import NOWHERE, redacted
+from inms_lab.logs.log import Log
+from inms_lab.logs.logfile import MASKED, load
+from inms_lab.logs.redact import NOWHERE, redacted
 
 PUBLIC = range(5)
 PRIVATE = (31337, 32448, 33559, 34671, 35782)

@@ -21,6 +21,7 @@ import pytest
 from clients import BEAT, HEAD, PROMPT, Process, address, eventually, held, serving
 
 from inms_lab import connect
+from inms_lab.books.events import Commanded
 from inms_lab.errors import (
     AgentClosed,
     BadInput,
@@ -35,10 +36,9 @@ from inms_lab.errors import (
     TokenOutOfRange,
     UnknownGroup,
 )
-from inms_lab.events import Commanded
-from inms_lab.lab import Lab
 from inms_lab.leases import BEATS
-from inms_lab.remote import service
+from inms_lab.notebook import service
+from inms_lab.notebook.lab import Lab
 from inms_lessons.small_labs import word_lab
 
 README = Path(__file__).resolve().parents[1] / "README.md"

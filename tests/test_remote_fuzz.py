@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from inms_lab import connect
 from inms_lab.errors import InmsError, MessageRefused
-from inms_lab.lab import Lab
 from inms_lab.leases import BEATS
-from inms_lab.remote import service, wire
+from inms_lab.notebook import service
+from inms_lab.notebook.lab import Lab
+from inms_lab.remote import wire
 
 SECONDS = 10.0
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from inms_lab import audit
 from inms_lab.bench import bookkeeping
+from inms_lab.books.events import Aborted, Evicted, Published, Stepped
 from inms_lab.cli import app
 from inms_lab.errors import BadInput
-from inms_lab.events import Aborted, Evicted, Published, Stepped
-from inms_lab.log import Log
-from inms_lab.replay import Player, curve, replay, tokens_of
-from inms_lab.trace import Request, read_trace
+from inms_lab.logs import audit
+from inms_lab.logs.log import Log
+from inms_lab.studies.replay import Player, curve, replay, tokens_of
+from inms_lab.studies.trace import Request, read_trace
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 needs_traces = pytest.mark.skipif(not SHARED.is_dir(), reason=f"no real traces in {SHARED}")
@@ -198,7 +198,7 @@ def test_a_folder_or_no_file_is_refused_with_what_to_give(command: str, trace: P
 
 
 def test_the_log_opens_in_the_view(trace: Path, tmp_path: Path) -> None:
-    from inms_lab.open_log import open_log
+    from inms_lab.logs.open_log import open_log
 
     saved, page = tmp_path / "replay.log", tmp_path / "replay.html"
     run("replay", trace, "--save", saved, "--html", page)

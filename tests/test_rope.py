@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from inms_lab.rope import Rotation
+from inms_lab.attention.rope import Rotation
 
 DIM = 12
 LAYOUTS = [(False, DIM), (True, DIM), (False, 8), (True, 8)]

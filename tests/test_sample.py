@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from inms_lab.errors import BadInput
-from inms_lab.sample import Sampling, sample
+from inms_lab.serving.sample import Sampling, sample
 
 LOGITS = torch.log(torch.tensor([0.5, 0.25, 0.125, 0.125]))
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inms_lab import recordings, scenario
 from inms_lab.errors import BadInput
-from inms_lab.scenario import AGENTS, Budget, TokenScenario, load, texts
+from inms_lab.terminal import recordings, scenario
+from inms_lab.terminal.scenario import AGENTS, Budget, TokenScenario, load, texts
 
 PARTS = ("system", "tools", "decisions", "own", "output")
 

@@ -8,9 +8,9 @@ import pytest
 from toy import Toy, plain
 
 from inms_lab.config import Config
+from inms_lab.decisions.outcome import Chunk
+from inms_lab.decisions.schedule import schedule
 from inms_lab.errors import BadInput
-from inms_lab.outcome import Chunk
-from inms_lab.schedule import schedule
 
 TEXT = [1, 2, 3, 4, 0, 1]
 

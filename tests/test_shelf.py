@@ -16,15 +16,17 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from test_parcel import MINE, MORE, NEWS, PROMPT, answers, kv_of, lab, team_of
 
-from inms_lab import Lab, audit, parcel, shelf
+from inms_lab import Lab
+from inms_lab.attention.store import KVStore
+from inms_lab.books.events import Released
+from inms_lab.decisions.policy import Inms
 from inms_lab.errors import BadInput, LabClosed, ParcelRefused, ShelfRefused, UnknownGroup
-from inms_lab.events import Released
-from inms_lab.importing import IMPORTED
-from inms_lab.log import Log
+from inms_lab.logs import audit
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
-from inms_lab.policy import Inms
-from inms_lab.shelf import METADATA, Shelf
-from inms_lab.store import KVStore
+from inms_lab.publishing import parcel, shelf
+from inms_lab.publishing.importing import IMPORTED
+from inms_lab.publishing.shelf import METADATA, Shelf
 
 TOOLS, ASIDE = list(range(60, 67)), list(range(70, 79))
 SECRET = [151, 143, 157, 149, 139, 158, 147]  # no other text has these

@@ -9,9 +9,9 @@ import torch
 from placed import GROUP, OWN, TILE, dense, tiles
 
 from inms_lab.attention.batch import Batch, Span, build
+from inms_lab.attention.rope import Rotation
+from inms_lab.attention.store import KVStore
 from inms_lab.errors import UnsafeShift
-from inms_lab.rope import Rotation
-from inms_lab.store import KVStore
 
 HEADS, KV_HEADS, DIM = 6, 2, 32
 SCALE = DIM**-0.5

@@ -19,8 +19,8 @@ from placed import GROUP, OWN, Fragment, Place, Reader, mounted
 
 from inms_lab.attention import batch
 from inms_lab.attention.reads import MANY_ROWS
+from inms_lab.attention.store import KVStore
 from inms_lab.model import Runner, from_model
-from inms_lab.store import KVStore
 
 HOME, CONTEXT = 4200, 8448
 SHIFTS = (-4096, -513, -1, 0, 1, 7, 500, 4096)

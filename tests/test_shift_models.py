@@ -31,9 +31,9 @@ import pytest
 import torch
 from placed import TILE, Fragment, Place, Reading
 
+from inms_lab.attention.rope import Rotation
 from inms_lab.errors import ModelRefused, UnsafeShift
 from inms_lab.model import Runner, from_model, load
-from inms_lab.rope import Rotation
 
 SAFE = models.WANTED | models.OTHERS
 EVERY = SAFE | models.UNSAFE | models.REFUSED

@@ -6,7 +6,7 @@ import psutil
 import pytest
 import torch
 
-from inms_lab.store import KVStore, runs
+from inms_lab.attention.store import KVStore, runs
 
 
 def filled() -> KVStore:

@@ -10,13 +10,13 @@ import torch
 from harness import one_thread, tiny  # noqa: F401
 
 from inms_lab import Lab
-from inms_lab.agent import Agent
+from inms_lab.books.events import Freed, Shared
+from inms_lab.decisions.sweep import WEAK, Ages
 from inms_lab.errors import BadInput
-from inms_lab.events import Freed, Shared
-from inms_lab.log import Log
+from inms_lab.hindsight.reenact import Reenactment
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
-from inms_lab.reenact import Reenactment
-from inms_lab.sweep import WEAK, Ages
+from inms_lab.notebook.agent import Agent
 
 SIZE = 8
 

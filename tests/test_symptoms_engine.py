@@ -19,16 +19,16 @@ import pytest
 import torch
 from toy import Interrupt, TensorModel, Toy, plain
 
-from inms_lab import audit
 from inms_lab.attention.tiles import merge, merge_state
+from inms_lab.books.events import Allocated, Copied, Event, Evicted, Freed, Published, Shared
+from inms_lab.books.fingerprint import Namespace, digest, label_bytes
+from inms_lab.books.label import group, private
+from inms_lab.decisions.freeing import plan_preempt
+from inms_lab.decisions.outcome import NoRoom, Plan, Stale
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import LedgerViolation, PlanInvalid, PoolExhausted
-from inms_lab.events import Allocated, Copied, Event, Evicted, Freed, Published, Shared
-from inms_lab.fingerprint import Namespace, digest, label_bytes
-from inms_lab.freeing import plan_preempt
-from inms_lab.label import group, private
-from inms_lab.outcome import NoRoom, Plan, Stale
-from inms_lab.plan import plan_extend
-from inms_lab.policy import MODES
+from inms_lab.logs import audit
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = [1, 2, 3, 4, 0, 1, 2, 3]
@@ -245,7 +245,7 @@ def test_11_fresh_processes_agree_on_every_key_without_environment_variables() -
     """LMCache#1139, #2136, #2511: the same tokens hash differently per process."""
     code = (
         "from array import array\n"
-        "from inms_lab.fingerprint import Namespace, block_key, cut, label_bytes\n"
+        "from inms_lab.books.fingerprint import Namespace, block_key, cut, label_bytes\n"
         "root = Namespace(model='m', adapter='x', tenant='t').root()\n"
         "label = label_bytes({f'agent:{n}' for n in 'abcdefgh'} | {'group:g'})\n"
         "for i in range(5):\n"
@@ -567,7 +567,7 @@ def test_32_what_a_child_process_writes_into_kv_is_not_seen_by_its_parent() -> N
     code = (
         "import os, torch\n"
         "torch.set_num_threads(1)\n"
-        "from inms_lab.store import KVStore\n"
+        "from inms_lab.attention.store import KVStore\n"
         "store = KVStore(num_layers=2, num_kv_heads=1, head_dim=2)\n"
         "store.open('p', 8)\n"
         "region = store.regions['p']\n"

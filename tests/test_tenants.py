@@ -21,7 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inms_lab import Lab
-from inms_lab.agent import Agent
+from inms_lab.books.events import Allocated, Commanded, Copied, Event, Evicted, Freed, Stepped
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.lifecycle import LIVE
+from inms_lab.decisions.outcome import Plan
 from inms_lab.errors import (
     BadInput,
     InmsError,
@@ -32,13 +35,10 @@ from inms_lab.errors import (
     TextTooLarge,
     UnknownGroup,
 )
-from inms_lab.events import Allocated, Commanded, Copied, Event, Evicted, Freed, Stepped
-from inms_lab.ledger import Ledger
-from inms_lab.lifecycle import LIVE
+from inms_lab.hindsight.whatif import what_if
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Plan
-from inms_lab.tenants import Tenant
-from inms_lab.whatif import what_if
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.tenants import Tenant
 
 SIZE = 8
 TOKEN = 1024  # bytes of the dry model's KV for a token

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from inms_lab.errors import BadInput
+from inms_lab.notebook.text import Text
 from inms_lab.output import Output
-from inms_lab.text import Text
 
 
 class Bytes:

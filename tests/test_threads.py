@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.errors import AgentClosed, BadInput, InmsError, LabClosed
-from inms_lab.lab import Lab
-from inms_lab.loop import Loop
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.serving.loop import Loop
 
 WATCHDOG = 20  # seconds after which a thread is taken to wait for ever
 

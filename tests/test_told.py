@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shifted
 
-from inms_lab.events import Commanded, Released
+from inms_lab.books.events import Commanded, Released
 from inms_lessons.told import told
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from inms_lab.errors import BadInput
-from inms_lab.trace import Request, read_trace
+from inms_lab.studies.trace import Request, read_trace
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data" / "traces"
 

@@ -27,13 +27,13 @@ from inms_lab.attention import launched
 from inms_lab.attention.batch import Span, build
 from inms_lab.attention.launched import Launched, bucket, trial
 from inms_lab.attention.reads import TileRef
+from inms_lab.attention.store import KVStore
 from inms_lab.errors import CompilerMissing
 from inms_lab.kernels import launcher as launching
 from inms_lab.kernels.launcher import HEADER, ROWS, Launcher
 from inms_lab.model import compiling, from_model, probe, runner
 from inms_lab.model.capture import Graphs
 from inms_lab.model.runner import Geometry
-from inms_lab.store import KVStore
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None,

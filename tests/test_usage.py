@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from inms_lab import Lab, usage
-from inms_lab.ledger import Ledger
+from inms_lab import Lab
+from inms_lab.books.ledger import Ledger
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook import usage
 
 
 def small_lab(mode: str = "inms") -> Lab:

@@ -16,8 +16,8 @@ from test_widgets import dry_lab, same_as_books, work
 
 from inms_lab import Lab
 from inms_lab.errors import BadInput, LogUnreadable
-from inms_lab.log import Log
-from inms_lab.logfile import VERSION
+from inms_lab.logs.log import Log
+from inms_lab.logs.logfile import VERSION
 from inms_widgets import AgentsView, BlockMap, Dashboard, DecisionStepper, Settings, Timeline, View
 from inms_widgets import publisher as pump
 from inms_widgets.picture import render_html

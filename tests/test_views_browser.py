@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from inms_lab.doctor import find_chromium
+from inms_lab.terminal.doctor import find_chromium
 
 if find_chromium() is None and os.environ.get("INMS_REQUIRE_BROWSER") != "1":
     pytest.skip("no Chromium here (inms-lab doctor says how to get one)", allow_module_level=True)

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from inms_lab import audit
+from inms_lab.books.events import Allocated, Evicted, PoolOpened, Registered, Shared, Stepped
 from inms_lab.errors import LogDamaged, LogUnreadable, NotALog
-from inms_lab.events import Allocated, Evicted, PoolOpened, Registered, Shared, Stepped
-from inms_lab.history import block_history
-from inms_lab.log import Log
-from inms_lab.logfile import load, save
-from inms_lab.open_log import open_log
-from inms_lab.vllm_log import POOL, read_vllm
+from inms_lab.logs import audit
+from inms_lab.logs.history import block_history
+from inms_lab.logs.log import Log
+from inms_lab.logs.logfile import load, save
+from inms_lab.logs.open_log import open_log
+from inms_lab.logs.vllm_log import POOL, read_vllm
 
 SIZE = 4
 

@@ -11,17 +11,17 @@ import pytest
 from test_ledger import Player
 from toy import Toy, ToyModel
 
+from inms_lab.books.events import Allocated, Evicted, Freed, Released, Shared
+from inms_lab.books.gate import OPEN
+from inms_lab.decisions.outcome import Decided
+from inms_lab.decisions.policy import MODES, Inms
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Evicted, Freed, Released, Shared
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.hindsight.reenact import Reenactment
+from inms_lab.hindsight.reopened import policy_of
+from inms_lab.hindsight.whatif import parts_of, what_if
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Decided
-from inms_lab.policy import MODES, Inms
-from inms_lab.reenact import Reenactment
-from inms_lab.reopened import policy_of
-from inms_lab.whatif import parts_of, what_if
+from inms_lab.notebook.lab import Lab
 
 SYSTEM = [1, 2, 3, 4, 0, 1]
 GOAL = [2, 2, 3, 3, 1]

@@ -17,10 +17,10 @@ from urllib.parse import unquote
 import pytest
 
 from inms_lab import Lab
-from inms_lab.agent import Agent
 from inms_lab.config import Config
 from inms_lab.errors import BadInput
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.agent import Agent
 from inms_widgets import show_recorded, snapshot_at, snapshot_of
 from inms_widgets.picture import MOST_BLOCKS, MOST_NAME, render_html, render_svg
 from inms_widgets.recorded import FILE, from_json, to_json

@@ -16,17 +16,17 @@ import torch
 from bruteforce import Books
 
 from inms_lab.attention.batch import Span
+from inms_lab.attention.pages import GivenBack
+from inms_lab.attention.store import KVStore
+from inms_lab.books.events import Event, Released, Stepped
+from inms_lab.books.gate import Gate
+from inms_lab.books.label import PUBLIC, group, join, private
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.lifecycle import RECLAIMED
 from inms_lab.config import Config
-from inms_lab.engine import Engine
-from inms_lab.events import Event, Released, Stepped
-from inms_lab.gate import Gate
-from inms_lab.label import PUBLIC, group, join, private
-from inms_lab.ledger import Ledger
-from inms_lab.lifecycle import RECLAIMED
-from inms_lab.pages import GivenBack
-from inms_lab.policy import MODES, Policy
-from inms_lab.request import Request
-from inms_lab.store import KVStore
+from inms_lab.decisions.policy import MODES, Policy
+from inms_lab.serving.engine import Engine
+from inms_lab.serving.request import Request
 
 
 class Interrupt(BaseException):

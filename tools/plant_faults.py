@@ -11,8 +11,8 @@ from pathlib import Path
 from shop_floor import Floor, Worker
 from shop_texts import HANDBOOK, POST, PRICES, RULES, SYSTEM
 
-from inms_lab.events import Commanded, Freed, Released, Shared
-from inms_lab.log import Log
+from inms_lab.books.events import Commanded, Freed, Released, Shared
+from inms_lab.logs.log import Log
 from inms_lessons.culprits import digest
 from inms_lessons.planted import LOGS, NAMES
 

@@ -21,7 +21,7 @@ MOST_BYTES = 60_000
 COLLECT = """
 import json
 
-from inms_lab.events import Registered, Released, Shared, Stepped
+from inms_lab.books.events import Registered, Released, Shared, Stepped
 from inms_widgets.recorded import Recording, to_json
 from inms_widgets.frames import snapshot_at
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from inms_lab import label
+from inms_lab.books import label
+from inms_lab.books.events import Registered
 from inms_lab.config import Config
-from inms_lab.events import Registered
-from inms_lab.policy import by_name
-from inms_lab.records import Prompt, Record, publish
-from inms_lab.request import Request
+from inms_lab.decisions.policy import by_name
+from inms_lab.publishing.records import Prompt, Record, publish
+from inms_lab.serving.request import Request
 from inms_lessons.planted import CONTEXT, VOCABULARY, Scripted
 
 SIZE = 16  # tokens of a block

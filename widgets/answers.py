@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from inms_lab.checks import CHECKS
+from inms_lab.books.checks import CHECKS
+from inms_lab.decisions.outcome import Decided
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import BadInput
-from inms_lab.explain import Explainer, as_json, source_of
-from inms_lab.log import Log
-from inms_lab.outcome import Decided
-from inms_lab.policy import MODES
-from inms_lab.whatif import what_if
+from inms_lab.hindsight.explain import Explainer, as_json, source_of
+from inms_lab.hindsight.whatif import what_if
+from inms_lab.logs.log import Log
 
 
 class Answers:

@@ -7,10 +7,10 @@ from typing import Any
 
 from ipywidgets import VBox
 
-from inms_lab import reload
 from inms_lab.errors import LogUnreadable
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
+from inms_lab.notebook import reload
+from inms_lab.notebook.lab import Lab
 
 from .export import export_html
 from .picture import render_svg

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rjsmin import jsmin
 
-from inms_lab.fingerprint import digest
+from inms_lab.books.fingerprint import digest
 
 HERE = Path(__file__).parent
 PARTS = {  # part -> (its file, its function), in the order in which a dashboard shows them

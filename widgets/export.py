@@ -1,7 +1,7 @@
 """One offline page of a log: the same browser code, the log compressed, the whole scrubber.
 
-Private text is left out unless asked for: the log is redacted first (inms_lab/redact.py), and only
-then is anything made of it. The page loads nothing from anywhere.
+Private text is left out unless asked for: the log is redacted first (inms_lab/logs/redact.py), and
+only then is anything made of it. The page loads nothing from anywhere.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from inms_lab.errors import BadInput
-from inms_lab.log import Log
-from inms_lab.logfile import REDACT
-from inms_lab.redact import redacted
+from inms_lab.logs.log import Log
+from inms_lab.logs.logfile import REDACT
+from inms_lab.logs.redact import redacted
 
 from . import esm
 from .answers import Answers

@@ -12,9 +12,9 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.outcome import Decided
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.outcome import Decided
+from inms_lab.logs.log import Log
 
 from .wire import Encoder
 

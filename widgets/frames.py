@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from inms_lab.compact import is_move
-from inms_lab.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Shared
-from inms_lab.explain import Explanation, explain
-from inms_lab.ledger import ENDS, Ledger
-from inms_lab.log import Log
-from inms_lab.logfile import MASKED
-from inms_lab.pieces import text_of
-from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
+from inms_lab.books.events import Aborted, Commanded, Copied, Event, Evicted, Freed, Shared
+from inms_lab.books.ledger import ENDS, Ledger
+from inms_lab.books.segment import Segment
+from inms_lab.books.sequence import Sequence
+from inms_lab.decisions.compact import is_move
+from inms_lab.hindsight.explain import Explanation, explain
+from inms_lab.logs.log import Log
+from inms_lab.logs.logfile import MASKED
+from inms_lab.notebook.pieces import text_of
 
 from .measures import Measures, at_a_shift, follow, measure
 from .snapshot import Snapshot, blocks_in_use, names_of, snapshot_of
 
 if TYPE_CHECKING:
-    from inms_lab.lab import Lab
+    from inms_lab.notebook.lab import Lab
 
 MASK = MASKED.decode()  # stands for a token whose text is not in the log
 JUMPS: dict[type, str] = {

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from inms_lab.compact import is_move
-from inms_lab.events import Allocated, Copied, Event, Shared
-from inms_lab.ledger import Ledger
-from inms_lab.usage import independent_blocks, slots_used
+from inms_lab.books.events import Allocated, Copied, Event, Shared
+from inms_lab.books.ledger import Ledger
+from inms_lab.decisions.compact import is_move
+from inms_lab.notebook.usage import independent_blocks, slots_used
 
 from .snapshot import blocks_in_use
 

@@ -17,9 +17,9 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from inms_lab.errors import InmsError
-from inms_lab.lab import Lab
-from inms_lab.launch import first_picture
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
+from inms_lab.notebook.lab import Lab
+from inms_lab.terminal.launch import first_picture
 
 from .answers import Answers
 from .feed import MOST_EVENTS, Feed, Message, Position

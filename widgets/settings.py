@@ -24,9 +24,9 @@ from ipywidgets import (
 )
 
 from inms_lab.config import Config
+from inms_lab.decisions.policy import MODES
 from inms_lab.errors import InmsError
-from inms_lab.lab import Lab
-from inms_lab.policy import MODES
+from inms_lab.notebook.lab import Lab
 
 from .words import teller
 

@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from inms_lab.events import Allocated, Copied, Event, Registered
-from inms_lab.ledger import Ledger
-from inms_lab.pool import Pool
-from inms_lab.sequence import Sequence
-from inms_lab.usage import held_bytes, independent_blocks
+from inms_lab.books.events import Allocated, Copied, Event, Registered
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.pool import Pool
+from inms_lab.books.sequence import Sequence
+from inms_lab.notebook.usage import held_bytes, independent_blocks
 
 HELD, CACHED, FREE = "held", "cached", "free"
 

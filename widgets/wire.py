@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 
-from inms_lab.events import (
+from inms_lab.books.events import (
     EVENT_TYPES,
     Aborted,
     Allocated,
@@ -27,10 +27,10 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.ledger import Ledger
-from inms_lab.pool import Pool
-from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.pool import Pool
+from inms_lab.books.segment import Segment
+from inms_lab.books.sequence import Sequence
 
 TYPE = {kind: number for number, kind in enumerate(EVENT_TYPES)}
 POOL, HOLDER, SEGMENT, BOOKS = range(len(EVENT_TYPES), len(EVENT_TYPES) + 4)

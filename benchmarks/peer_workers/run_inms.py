@@ -13,12 +13,12 @@ import protocol
 import torch
 from protocol import WARM_UP, Work
 
-from inms_lab.agent import Agent
+from inms_lab.books.gate import DEFAULT, Gate
 from inms_lab.config import Config
-from inms_lab.gate import DEFAULT, Gate
-from inms_lab.lab import Lab
+from inms_lab.decisions.outcome import StepReport
 from inms_lab.model import load
-from inms_lab.outcome import StepReport
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 SLACK = 64  # tokens that may be computed of a fragment besides the reader's own
 

@@ -21,13 +21,13 @@ from inms_lab.attention.compiled import Compiled
 from inms_lab.attention.launched import Launched
 from inms_lab.attention.layout import Layout, Planner, Reader
 from inms_lab.attention.reads import Read, ReadPlanner, Span, TileRef
+from inms_lab.attention.rope import Rotation
+from inms_lab.attention.store import KVStore
 from inms_lab.attention.tiles import merge, read_tiles
 from inms_lab.attention.turns import Turned, turned_rows
 from inms_lab.errors import StepInterrupted
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
-from inms_lab.rope import Rotation
-from inms_lab.store import KVStore
 
 __all__ = ["Batch", "Span", "TileRef", "build"]
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from inms_lab.attention.layout import Layout
+from inms_lab.attention.store import KVStore
 from inms_lab.errors import ModelRefused
 from inms_lab.kernels.native import Native, Pointer
-from inms_lab.store import KVStore
 
 
 class _Plan(ctypes.Structure):

@@ -14,10 +14,10 @@ import torch
 
 from inms_lab.attention.layout import Layout, Planner
 from inms_lab.attention.reads import Span, TileRef
+from inms_lab.attention.store import KVStore
 from inms_lab.attention.tiles import read_tiles_plain
 from inms_lab.errors import CompilerMissing
 from inms_lab.kernels.launcher import Launcher, packed
-from inms_lab.store import KVStore
 
 TILE = 64  # tokens of a tile of the trial
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from inms_lab.attention.reads import Span, TileRef
+from inms_lab.attention.store import KVStore
 from inms_lab.attention.turns import Rows, Turns
-from inms_lab.store import KVStore
 
 
 class Reader(Protocol):

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from inms_lab.attention.store import KVStore
 from inms_lab.attention.turns import Rows, Turns
-from inms_lab.store import KVStore
 
 Key: TypeAlias = tuple[str, tuple[int, ...], int, int]  # pool id, stretches, step, tokens seen
 MANY_ROWS = 128  # folded rows from which on subtrees are joined before gathering

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from inms_lab.attention.rope import Rotation, factors
 from inms_lab.errors import UnsafeShift
-from inms_lab.rope import Rotation, factors
 
 
 class Rows(NamedTuple):

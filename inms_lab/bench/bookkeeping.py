@@ -13,8 +13,8 @@ from typing import Any
 
 from inms_lab.bench.header import spread
 from inms_lab.errors import BadInput
-from inms_lab.replay import SIZE, Player, enough, tokens_of
-from inms_lab.trace import Request, read_trace
+from inms_lab.studies.replay import SIZE, Player, enough, tokens_of
+from inms_lab.studies.trace import Request, read_trace
 
 
 class Rounds:

@@ -16,16 +16,16 @@ from typing import Any
 
 import torch
 
-from inms_lab.agent import Agent
 from inms_lab.attention.batch import Span
+from inms_lab.attention.store import KVStore, runs
 from inms_lab.config import Config, default_block_size
+from inms_lab.decisions.outcome import StepReport
 from inms_lab.errors import BadInput
-from inms_lab.lab import Lab
 from inms_lab.model.progress import bar
 from inms_lab.model.runner import Runner
-from inms_lab.outcome import StepReport
-from inms_lab.store import KVStore, runs
-from inms_lab.usage import held_bytes
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.usage import held_bytes
 
 NOISE = 64  # slots that are drawn; what is longer repeats them
 Clock = Callable[[], tuple[float, ...]]

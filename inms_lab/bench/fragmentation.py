@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from inms_lab.churn import LIVES, POLICIES, TENANT, Churn, Machine, Op, script
+from inms_lab.studies.churn import LIVES, POLICIES, TENANT, Churn, Machine, Op, script
 
 Row = dict[str, Any]
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from inms_lab.bench.contexts import Contexts, Work, room_for
+from inms_lab.decisions.outcome import StepReport
 from inms_lab.model.runner import Runner
-from inms_lab.outcome import StepReport
 
 ALONE = 8  # steps behind the reading, for comparison
 

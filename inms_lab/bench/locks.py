@@ -19,12 +19,12 @@ from typing import Any
 
 import torch
 
+from inms_lab.attention.store import NoStore
 from inms_lab.bench.intervals import ratio_of
 from inms_lab.bench.threads import BLOCK, DIM, KV_HEADS, LAYERS, Agents, Load, text
-from inms_lab.claims import DOES_NOT_HOLD, HOLDS
+from inms_lab.books.fingerprint import block_keys
 from inms_lab.errors import BadInput
-from inms_lab.fingerprint import block_keys
-from inms_lab.store import NoStore
+from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS
 
 CLAIM, CLAIMED = "fine-locks", 0.30  # of claims.py
 ALONE, TRIES = 0.2, 6  # seconds for each part alone, so many times

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from inms_lab.attention.batch import Batch, Span, TileRef, build
+from inms_lab.attention.store import KVStore
 from inms_lab.bench.header import spread
 from inms_lab.errors import BadInput, CompilerMissing
 from inms_lab.kernels.native import Native
-from inms_lab.store import KVStore
 
 KV_HEADS, GROUPS, DIM = 3, 3, 64  # the default model's
 LAYERS = 30

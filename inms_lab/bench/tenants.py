@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from inms_lab.agent import Agent
 from inms_lab.bench.intervals import auc
+from inms_lab.books.events import Allocated, Copied, Stepped
 from inms_lab.config import Config
-from inms_lab.events import Allocated, Copied, Stepped
-from inms_lab.lab import Lab
 from inms_lab.model.forward import Forward
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 BLOCK = 16  # tokens
 MODES = ("inms", "global")

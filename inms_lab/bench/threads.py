@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
+from inms_lab.attention.store import KVStore
 from inms_lab.bench.clock import Clock, Clocked
-from inms_lab.blocks import Blocks, Part, Place
-from inms_lab.cache import KVCache
-from inms_lab.events import Event, PoolOpened
-from inms_lab.fingerprint import Namespace
-from inms_lab.label import PUBLIC, private
-from inms_lab.policy import DEFAULT, MODES
-from inms_lab.sequence import Sequence as Holder
-from inms_lab.store import KVStore
+from inms_lab.books.events import Event, PoolOpened
+from inms_lab.books.fingerprint import Namespace
+from inms_lab.books.label import PUBLIC, private
+from inms_lab.books.sequence import Sequence as Holder
+from inms_lab.decisions.policy import DEFAULT, MODES
+from inms_lab.serving.blocks import Blocks, Part, Place
+from inms_lab.serving.cache import KVCache
 
 LAYERS, KV_HEADS, DIM = 30, 3, 64  # the default model's KV
 WIDTH, INNER = 576, 1536  # and its products: about these, in each of its layers

@@ -11,13 +11,13 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from inms_lab.agent import Agent
 from inms_lab.bench.contexts import Work
 from inms_lab.bench.header import spread
-from inms_lab.gate import Gate
-from inms_lab.lab import Lab
+from inms_lab.books.gate import Gate
 from inms_lab.model.progress import bar
 from inms_lab.model.runner import Runner
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 ANY = Gate(max_kl=None, min_agreement=None)  # how good a fragment is, is not the question here
 ROOM = 2  # tokens to write

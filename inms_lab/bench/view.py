@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from inms_lab.bench.header import spread
+from inms_lab.books.events import Event
 from inms_lab.config import Config
-from inms_lab.events import Event
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook.lab import Lab
 
 STEP_SECONDS = 0.005  # of a paced run, asleep, as if a device computed
 PROMPT, READ, AGENTS = 200, 60, 4  # tokens of the prompt, of each agent's text; agents

@@ -15,14 +15,14 @@ from fractions import Fraction
 
 import pandas as pd
 
-from inms_lab import bill
-from inms_lab.claims import DOES_NOT_HOLD, HOLDS
 from inms_lab.config import Config
 from inms_lab.errors import BadInput
-from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
 from inms_lab.model.progress import bar
-from inms_lab.usage import deep_size, held_bytes
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.usage import deep_size, held_bytes
+from inms_lab.studies import bill
+from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS
 
 SHARES = tuple(Fraction(tenths, 10) for tenths in range(9))
 BLOCK_SIZES = (1, 16, 32, 64, 128, 256, 512)  # and the whole context

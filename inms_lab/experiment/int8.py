@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
+from inms_lab.attention.pages import GivenBack
+from inms_lab.attention.store import KVStore
 from inms_lab.model.forward import Forward
-from inms_lab.pages import GivenBack
-from inms_lab.store import KVStore
 
 SCALE_BYTES = 4
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from inms_lab.books.gate import Gate
 from inms_lab.config import Config
 from inms_lab.experiment.int8 import Int8
 from inms_lab.experiment.modes import Mode
-from inms_lab.gate import Gate
-from inms_lab.lab import Lab
 from inms_lab.model.forward import Forward
+from inms_lab.notebook.lab import Lab
 
 ROOM = 4096  # tokens that each pool has room for; the private one twice as many
 

@@ -21,8 +21,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from inms_lab.decisions.policy import Global, Independent, Inms, Policy
 from inms_lab.errors import BadInput
-from inms_lab.policy import Global, Independent, Inms, Policy
 
 COPIES, TOLD, CONTENT, RECORDS = "copies", "told", "content", "records"
 REBUILT, TRUNCATED, POOLED = "rebuilt", "truncated", "pooled"

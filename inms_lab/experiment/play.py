@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from inms_lab.decisions.policy import Independent
 from inms_lab.errors import BadInput
 from inms_lab.experiment import modes
 from inms_lab.experiment.labs import Settings, open_lab
@@ -20,11 +21,10 @@ from inms_lab.experiment.reading import NAMES, WAYS
 from inms_lab.experiment.rehearsal import rehearse, share_of
 from inms_lab.experiment.score import Answer, scorer_of
 from inms_lab.experiment.tasks import DECIDERS, READER, Task
-from inms_lab.lab import Lab
+from inms_lab.hindsight.reused import reused
 from inms_lab.model.forward import Forward
-from inms_lab.policy import Independent
-from inms_lab.reused import reused
-from inms_lab.usage import deep_size, peak
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.usage import deep_size, peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from inms_lab.agent import Agent
 from inms_lab.experiment import modes
 from inms_lab.experiment.tasks import READER, Decision, Team, Tokens
-from inms_lab.lab import Lab
-from inms_lab.pending import Pending
-from inms_lab.records import Record
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.publishing.records import Record
+from inms_lab.serving.pending import Pending
 
 NAMES = ("ada", "ben", "reader")
 

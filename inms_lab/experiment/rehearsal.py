@@ -12,15 +12,15 @@ from itertools import product
 
 import pandas as pd
 
+from inms_lab.books.gate import OPEN
 from inms_lab.experiment import modes
 from inms_lab.experiment.labs import Settings, open_lab
 from inms_lab.experiment.modes import MODES, Mode
 from inms_lab.experiment.reading import NAMES, WAYS
 from inms_lab.experiment.tasks import DECIDERS, READER, Task, Team, teams_of
-from inms_lab.gate import OPEN
 from inms_lab.model.forward import DryModel, Forward
 from inms_lab.model.progress import bar
-from inms_lab.usage import deep_size, peak
+from inms_lab.notebook.usage import deep_size, peak
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pandas as pd
 
-from inms_lab import opening
+from inms_lab.books.gate import DEFAULT, Gate
 from inms_lab.errors import BadInput
 from inms_lab.experiment import modes as known
 from inms_lab.experiment.labs import Settings
@@ -24,10 +24,10 @@ from inms_lab.experiment.modes import Mode
 from inms_lab.experiment.play import Played, play
 from inms_lab.experiment.results import Experiment
 from inms_lab.experiment.tasks import Task, teams_of
-from inms_lab.gate import DEFAULT, Gate
 from inms_lab.interference.resume import Lines
 from inms_lab.model.forward import Forward
 from inms_lab.model.progress import bar, say
+from inms_lab.notebook import opening
 
 
 def run(

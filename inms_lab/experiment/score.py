@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from inms_lab.agent import Agent
 from inms_lab.errors import BadInput
 from inms_lab.experiment.sandbox import Limits, run_tests
 from inms_lab.experiment.tasks import Task, Tokens
 from inms_lab.interference.compare import surprise
+from inms_lab.notebook.agent import Agent
 
 CODE = (
     "{asked} Write a Python function answer() without arguments that returns it as a string."

@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from inms_lab.calibrations import keep
-from inms_lab.gate import Calibration
+from inms_lab.books.gate import Calibration
 from inms_lab.interference.contexts import Scratch
 from inms_lab.interference.measure import Measurement, measure
 from inms_lab.interference.samples import Sample
 from inms_lab.interference.variants import FULL, MISSING, PUBLIC, Settings
 from inms_lab.model.runner import Runner
+from inms_lab.notebook.calibrations import keep
 
 MAX_KL, MIN_AGREEMENT = 0.035, 0.92  # what "behind public context, shifted" must hold on average
 

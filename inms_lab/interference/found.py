@@ -17,9 +17,9 @@ from inms_lab.errors import BadInput
 from inms_lab.interference.measure import measure
 from inms_lab.interference.samples import Sample, Sizes
 from inms_lab.interference.variants import FULL, Settings
-from inms_lab.messages import Message, Request
 from inms_lab.model.runner import Runner
-from inms_lab.text import ROLES, Text
+from inms_lab.notebook.text import ROLES, Text
+from inms_lab.studies.messages import Message, Request
 
 PUBLIC = "Several agents work on one task. What one of them writes, the others may read."
 MIN_FRAGMENT, MIN_CONTINUATION = 32, 16  # tokens, turn marks included

@@ -37,7 +37,7 @@ from inms_lab.interference.resume import Lines
 from inms_lab.interference.variants import ALONE, FULL, MISSING, PRIVATE, PUBLIC
 from inms_lab.model.progress import bar
 from inms_lab.model.runner import Runner
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 Tokens = tuple[int, ...]
 WAYS = (FULL, PUBLIC, ALONE, PRIVATE, MISSING)

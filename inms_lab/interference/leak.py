@@ -38,7 +38,7 @@ from inms_lab.interference.resume import Lines
 from inms_lab.interference.variants import FULL, PRIVATE, PUBLIC
 from inms_lab.model.progress import bar
 from inms_lab.model.runner import Runner
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 LOGITS, LESS_OWN, VECTORS = "logits", "less own", "vectors"
 HEAD = 8  # tokens of the shared text that are compared as vectors

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from inms_lab.errors import BadInput
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 OWN_LOGS = "team.json"
 HEADING = "## "

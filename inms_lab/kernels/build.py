@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from inms_lab.errors import CompilerMissing
-from inms_lab.model.source import cache_root
+from inms_lab.places import cache_root
 
 SOURCES = ("kernels.cpp",)
 HEADERS = ("lanes.h", "team.h", "product.h", "rows.h", "tiles.h")

@@ -18,11 +18,11 @@ from itertools import groupby
 
 import torch
 
+from inms_lab.attention.rope import Rotation
 from inms_lab.errors import InmsError, ModelCorrupted, ModelRefused
 from inms_lab.model import probe, rows
 from inms_lab.model.positions import Finding, Positions, named_reason
 from inms_lab.model.runner import Runner
-from inms_lab.rope import Rotation
 
 LOGIT_ERROR = 2e-4  # fp32: the largest; for logits that spread by less than 1, times their spread
 LOGIT_ERROR_HALF = 0.1  # half precision: the root mean square, times their spread

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 
 from inms_lab.attention.batch import Span
-from inms_lab.store import NoStore
+from inms_lab.attention.store import NoStore
 
 
 class Forward(Protocol):

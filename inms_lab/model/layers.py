@@ -18,10 +18,10 @@ from torch.nn.modules.module import _has_any_global_hook as any_global_hook
 
 from inms_lab.attention.batch import Batch, Span, TileRef, build
 from inms_lab.attention.compiled import Compiled
+from inms_lab.attention.store import KVStore
 from inms_lab.kernels.native import Native, Pointer, is_plain
 from inms_lab.model.runs import Run
 from inms_lab.model.trials import ROWS, Instead, drawn
-from inms_lab.store import KVStore
 
 if TYPE_CHECKING:
     from inms_lab.model.runner import Geometry

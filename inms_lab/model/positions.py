@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from inms_lab.attention.rope import Rotation
 from inms_lab.errors import ModelRefused
 from inms_lab.model.probe import Bench, Watched, probe_tokens
 from inms_lab.model.runner import Runner
-from inms_lab.rope import Rotation
 
 BASE = 5  # the position from which shifts are counted
 NEAR = (0, 1, 37)  # shifts that no model takes for a long context

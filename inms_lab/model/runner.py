@@ -18,13 +18,13 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 
 from inms_lab.attention.batch import Batch, Span, build
+from inms_lab.attention.rope import Rotation
+from inms_lab.attention.store import KVStore
 from inms_lab.errors import ModelRefused
 from inms_lab.kernels.launcher import Launcher
 from inms_lab.kernels.native import Native
 from inms_lab.model import fused
 from inms_lab.model.compiling import kernels
-from inms_lab.rope import Rotation
-from inms_lab.store import KVStore
 
 if TYPE_CHECKING:
     from inms_lab.model.admission import Admission

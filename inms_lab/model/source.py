@@ -11,7 +11,6 @@ conversion left is deleted by the next one.
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -21,11 +20,11 @@ from inms_lab.model import convert, manifest, package
 from inms_lab.model.digest import model_digest
 from inms_lab.model.manifest import verify
 from inms_lab.model.progress import say
+from inms_lab.places import CACHE_ENV, cache_root
 
 __all__ = ["CACHE_ENV", "DEFAULT_MODEL", "default_folder", "model_digest", "resolve", "verify"]
 
 DEFAULT_MODEL = "smollm2-135m"
-CACHE_ENV = "INMS_LAB_CACHE"
 NEEDED_BYTES = 800_000_000  # download, unpacked file and fp32 weights together, with some air
 _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
@@ -33,17 +32,6 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 def default_folder(cache_dir: Path | None = None) -> Path:
     """Return where the default model is, or will be, in this cache (`cache_root`)."""
     return cache_root(cache_dir) / "models" / DEFAULT_MODEL
-
-
-def cache_root(cache_dir: Path | None = None) -> Path:
-    """Return the cache's folder; touches nothing.
-
-    It is `cache_dir`, else the environment variable INMS_LAB_CACHE, else the user's own.
-    """
-    from platformdirs import user_cache_dir
-
-    root = cache_dir or os.environ.get(CACHE_ENV) or user_cache_dir("inms-lab", appauthor=False)
-    return Path(root).expanduser()
 
 
 def resolve(

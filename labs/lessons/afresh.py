@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from inms_lab.books.gate import OPEN
 from inms_lab.config import Config
-from inms_lab.gate import OPEN
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
-from inms_lab.pieces import piece_of
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.pieces import piece_of
 
 from .bench import BLOCK, NUM_BLOCKS, Bench, Reader
 from .charts import Heat

@@ -26,7 +26,7 @@ from inms_lab.interference.contexts import Part, Scratch
 from inms_lab.interference.samples import OWN_LOGS, Sample, Sizes, of_logs
 from inms_lab.model.progress import bar
 from inms_lab.model.runner import Runner
-from inms_lab.text import Text
+from inms_lab.notebook.text import Text
 
 BLOCK, NUM_BLOCKS, NEXT = 16, 8, 32  # tokens of a block; blocks; tokens that come after them
 SIZES = Sizes(own=128, fragment=BLOCK * NUM_BLOCKS, continuation=NEXT)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inms_lab.copies import Copies
-from inms_lab.log import Log
+from inms_lab.decisions.copies import Copies
+from inms_lab.logs.log import Log
 
 from .charts import Bars
 from .small_labs import LETTER_BYTES

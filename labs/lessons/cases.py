@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from string import ascii_uppercase
 from typing import Any
 
-from inms_lab.checks import NO, may_write
-from inms_lab.explain import Explainer, Explanation, Part
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
-from inms_lab.outcome import NoRoom
-from inms_lab.plan import plan_extend
-from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
-from inms_lab.shadow import Before, Site, sift
+from inms_lab.books.checks import NO, may_write
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.segment import Segment
+from inms_lab.books.sequence import Sequence
+from inms_lab.decisions.outcome import NoRoom
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.hindsight.explain import Explainer, Explanation, Part
+from inms_lab.hindsight.shadow import Before, Site, sift
+from inms_lab.logs.log import Log
 from inms_widgets.snapshot import names_of
 
 from . import told

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from inms_lab.errors import BadInput
-from inms_lab.lab import Lab
+from inms_lab.notebook.lab import Lab
 
 PATIENCE = 15.0  # seconds after which nothing is waited for any longer
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from inms_lab.events import Allocated, Commanded, Published, Released, Shared
-from inms_lab.label import may_hold
-from inms_lab.log import Log
+from inms_lab.books.events import Allocated, Commanded, Published, Released, Shared
+from inms_lab.books.label import may_hold
+from inms_lab.logs.log import Log
 
 from .planted import planted
 from .told import said, told

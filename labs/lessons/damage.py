@@ -11,17 +11,18 @@ from array import array
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 
-from inms_lab import audit, segment
-from inms_lab.agent import Agent
-from inms_lab.events import Event, Shared, Stepped
-from inms_lab.explain import Explainer
-from inms_lab.fingerprint import Namespace, block_key, block_keys, digest
-from inms_lab.lab import Lab
-from inms_lab.label import may_hold
-from inms_lab.log import Log
-from inms_lab.policy import MODES, Inms
-from inms_lab.sequence import READ_ONLY
-from inms_lab.shadow import Before, Site
+from inms_lab.books import segment
+from inms_lab.books.events import Event, Shared, Stepped
+from inms_lab.books.fingerprint import Namespace, block_key, block_keys, digest
+from inms_lab.books.label import may_hold
+from inms_lab.books.sequence import READ_ONLY
+from inms_lab.decisions.policy import MODES, Inms
+from inms_lab.hindsight.explain import Explainer
+from inms_lab.hindsight.shadow import Before, Site
+from inms_lab.logs import audit
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 from .small_labs import word_lab
 

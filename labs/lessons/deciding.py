@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from inms_lab.log import Log
-from inms_lab.policy import MODES, Inms
-from inms_lab.shadow import Site
+from inms_lab.decisions.policy import MODES, Inms
+from inms_lab.hindsight.shadow import Site
+from inms_lab.logs.log import Log
 
 from .cases import Known, known_cases, one_of_each, short
 from .damage import CONSEQUENCES, damage, damaged_log
@@ -154,7 +154,7 @@ def _unsound() -> Wrong | None:
         for letter, (moment, site) in damage(log).items():
             where = f"the run for {switch!r} with all checks on"
             came = f"{letter}: {CONSEQUENCES[letter]}"
-            hint = "your table is right, the engine is broken: inms_lab/checks.py was changed"
+            hint = "your table is right, the engine is broken: inms_lab/books/checks.py was changed"
             parts = (*LOOK, "detail")
             return Wrong("nothing of A to F", came, where, hint, log, moment, site, parts=parts)
     return None

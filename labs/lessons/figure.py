@@ -12,11 +12,12 @@ from functools import cache
 from math import isfinite
 from typing import Any
 
-from inms_lab import bill, usage
 from inms_lab.config import Config
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
+from inms_lab.notebook import usage
+from inms_lab.notebook.lab import Lab
+from inms_lab.studies import bill
 
 from .wrong import Wrong, shown
 

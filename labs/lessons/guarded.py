@@ -12,25 +12,25 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
 
-from inms_lab import label
-from inms_lab.checks import may_write
-from inms_lab.commands import entry
+from inms_lab.books import label
+from inms_lab.books.checks import may_write
+from inms_lab.books.events import Allocated, Commanded
+from inms_lab.books.gate import OPEN
+from inms_lab.books.label import Label
+from inms_lab.books.ledger import Ledger
+from inms_lab.books.segment import Segment
+from inms_lab.books.sequence import Sequence
 from inms_lab.config import Config
-from inms_lab.engine import Engine
-from inms_lab.events import Allocated, Commanded
-from inms_lab.gate import OPEN
-from inms_lab.label import Label
-from inms_lab.ledger import Ledger
+from inms_lab.decisions.outcome import Gone, Outcome, Plan, Refused
+from inms_lab.decisions.plan import plan_extend
+from inms_lab.decisions.policy import Inms
+from inms_lab.decisions.reuse import detach
+from inms_lab.hindsight.shadow import Site
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Gone, Outcome, Plan, Refused
-from inms_lab.plan import plan_extend
-from inms_lab.planning import Planner, Share
-from inms_lab.policy import Inms
-from inms_lab.request import Request
-from inms_lab.reuse import detach
-from inms_lab.segment import Segment
-from inms_lab.sequence import Sequence
-from inms_lab.shadow import Site
+from inms_lab.serving.commands import entry
+from inms_lab.serving.engine import Engine
+from inms_lab.serving.planning import Planner, Share
+from inms_lab.serving.request import Request
 
 from .cases import short
 from .small_labs import BLOCK, WORD_BYTES, WORDS, Words

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from inms_lab.lab import Lab
+from inms_lab.notebook.lab import Lab
 
 
 def kv_of(lab: Lab, seq_id: int, segment: int = -1) -> torch.Tensor:

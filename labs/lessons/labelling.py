@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from inms_lab import label
-from inms_lab.events import Allocated, Shared
-from inms_lab.label import Label
-from inms_lab.log import Log
-from inms_lab.records import Prompt, Record, publish
-from inms_lab.request import Request
-from inms_lab.shadow import Site
+from inms_lab.books import label
+from inms_lab.books.events import Allocated, Shared
+from inms_lab.books.label import Label
+from inms_lab.hindsight.shadow import Site
+from inms_lab.logs.log import Log
+from inms_lab.publishing.records import Prompt, Record, publish
+from inms_lab.serving.request import Request
 
 from .guarded import Faulty, Guarded, Unserved, braced
 from .teams import PROMPT, Op, random_story, story

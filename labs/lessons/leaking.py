@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from inms_lab.agent import Agent
-from inms_lab.events import Aborted, Allocated, Copied, Event, Freed, Shared, Stepped
-from inms_lab.growth import Activity
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
+from inms_lab.books.events import Aborted, Allocated, Copied, Event, Freed, Shared, Stepped
+from inms_lab.books.ledger import Ledger
+from inms_lab.hindsight.growth import Activity
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
 
 from .leak_table import rows_of, table
 from .small_labs import word_lab

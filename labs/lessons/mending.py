@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from inms_lab.agent import Agent
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 from .small_labs import letter_lab
 from .wrong import Wrong, in_a_line, shown

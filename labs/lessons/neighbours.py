@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from inms_lab.agent import Agent
+from inms_lab.books.events import Allocated, Freed, Stepped
 from inms_lab.errors import InmsError
-from inms_lab.events import Allocated, Freed, Stepped
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
 
 from .small_labs import BLOCK, WORD_BYTES, word_lab
 

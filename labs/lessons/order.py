@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from inspect import isawaitable
 from typing import Any
 
-from inms_lab.events import Allocated, Shared
-from inms_lab.log import Log
+from inms_lab.books.events import Allocated, Shared
+from inms_lab.logs.log import Log
 
 from .small_labs import letter_lab
 from .wrong import Wrong, shown, whole

@@ -15,18 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from inms_lab.books.events import Commanded, Event, PoolOpened, Registered, Released, Stepped
+from inms_lab.books.sequence import Sequence
 from inms_lab.config import Config
-from inms_lab.engine import Engine
+from inms_lab.decisions.outcome import Chunk
 from inms_lab.errors import BadInput
-from inms_lab.events import Commanded, Event, PoolOpened, Registered, Released, Stepped
-from inms_lab.log import Log
+from inms_lab.hindsight.reopened import policy_of
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Chunk
-from inms_lab.records import Prompt, Record
-from inms_lab.reopened import policy_of
-from inms_lab.request import Request
-from inms_lab.sequence import Sequence
-from inms_lab.spans import Sampled
+from inms_lab.publishing.records import Prompt, Record
+from inms_lab.serving.engine import Engine
+from inms_lab.serving.request import Request
+from inms_lab.serving.spans import Sampled
 
 from .told import said, told
 

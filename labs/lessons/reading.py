@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import torch
 
 from inms_lab.attention.batch import Batch, build
+from inms_lab.attention.store import KVStore
 from inms_lab.config import Config
-from inms_lab.geometry import from_config
+from inms_lab.decisions.outcome import Chunk
 from inms_lab.kernels.native import Native
-from inms_lab.lab import Lab
 from inms_lab.model.forward import DryModel
-from inms_lab.outcome import Chunk
-from inms_lab.spans import span_of
-from inms_lab.standin import SMOLLM2_135M
-from inms_lab.store import KVStore
+from inms_lab.notebook.lab import Lab
+from inms_lab.serving.spans import span_of
+from inms_lab.studies.geometry import from_config
+from inms_lab.terminal.standin import SMOLLM2_135M
 
 from .small_labs import Words
 

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from inms_lab.bench.fragmentation import Fate, first_dead
-from inms_lab.churn import LIVES, TENANT, Churn
+from inms_lab.studies.churn import LIVES, TENANT, Churn
 
 from .curves import COLOURS, PLOTLY
 

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from inms_lab.config import Config
-from inms_lab.lab import Lab
+from inms_lab.decisions.policy import Policy
 from inms_lab.model.forward import DryModel
-from inms_lab.pieces import text_of
-from inms_lab.policy import Policy
-from inms_lab.text import Text
+from inms_lab.notebook.lab import Lab
+from inms_lab.notebook.pieces import text_of
+from inms_lab.notebook.text import Text
 
 BLOCK = 4  # tokens
 WORDS = 4096  # that a lab can tell apart

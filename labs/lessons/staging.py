@@ -12,8 +12,10 @@ from functools import cache
 
 import pandas as pd
 
+from inms_lab.books.events import Allocated, Copied, Shared
+from inms_lab.books.gate import OPEN
+from inms_lab.books.ledger import Ledger
 from inms_lab.errors import BadInput
-from inms_lab.events import Allocated, Copied, Shared
 from inms_lab.experiment import modes
 from inms_lab.experiment.labs import Settings, open_lab
 from inms_lab.experiment.modes import MODES, STAGES
@@ -21,9 +23,7 @@ from inms_lab.experiment.reading import NAMES, WAYS
 from inms_lab.experiment.rehearsal import share_of
 from inms_lab.experiment.report import tables
 from inms_lab.experiment.tasks import DECIDERS, READER, Team, Tokens, family
-from inms_lab.gate import OPEN
-from inms_lab.ledger import Ledger
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 from inms_lab.model.forward import DryModel
 
 from .results import results

@@ -10,11 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 
-from inms_lab.agent import Agent
 from inms_lab.errors import InmsError
-from inms_lab.lab import Lab
-from inms_lab.log import Log
-from inms_lab.request import Request
+from inms_lab.logs.log import Log
+from inms_lab.notebook.agent import Agent
+from inms_lab.notebook.lab import Lab
+from inms_lab.serving.request import Request
 
 from .small_labs import word_lab
 

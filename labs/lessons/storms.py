@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from inms_lab.copies import Copies
+from inms_lab.books.events import Copied, Stepped
+from inms_lab.decisions.copies import Copies
 from inms_lab.errors import BadInput
-from inms_lab.events import Copied, Stepped
-from inms_lab.lab import Lab
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
+from inms_lab.notebook.lab import Lab
 
 from .small_labs import LETTER_BYTES, letter_lab
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inms_lab.compact import is_move
-from inms_lab.events import (
+from inms_lab.books.events import (
     Aborted,
     Allocated,
     Commanded,
@@ -20,9 +19,10 @@ from inms_lab.events import (
     Shared,
     Stepped,
 )
-from inms_lab.log import Log
-from inms_lab.pieces import text_of
-from inms_lab.sequence import Sequence
+from inms_lab.books.sequence import Sequence
+from inms_lab.decisions.compact import is_move
+from inms_lab.logs.log import Log
+from inms_lab.notebook.pieces import text_of
 from inms_widgets import snapshot
 
 MOST = 60  # characters of a text that are told

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from inms_lab.events import Shared
-from inms_lab.log import Log
-from inms_lab.rope import Rotation
-from inms_lab.sequence import Sequence
+from inms_lab.attention.rope import Rotation
+from inms_lab.books.events import Shared
+from inms_lab.books.sequence import Sequence
+from inms_lab.logs.log import Log
 
 from .curves import Curves
 from .told import names_of
@@ -178,7 +178,10 @@ def _size(case: Case) -> tuple[int, int, int]:
 
 def _picture(truth: torch.Tensor, got: torch.Tensor, head: int) -> Curves:
     lines = {"on moved keys": truth, "with your query": got.nan_to_num()}
-    points = {name: list(enumerate(map(float, line))) for name, line in lines.items()}
+    # Rounded: the last bits are the machine's, and the cell's output is compared.
+    points = {
+        name: [(n, round(float(y), 4)) for n, y in enumerate(line)] for name, line in lines.items()
+    }
     return Curves(points, f"where head {head} looks", "token of the fragment", shares="y")
 
 

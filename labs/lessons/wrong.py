@@ -13,7 +13,7 @@ from typing import Any
 
 import inms_lab
 import inms_widgets
-from inms_lab.log import Log
+from inms_lab.logs.log import Log
 
 PARTS = ("bar", "map", "detail")
 MOST, WIDTH = 200, 88  # characters of one thing; of a line

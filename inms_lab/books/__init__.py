@@ -1,0 +1,1 @@
+"""What is, and what must hold: events, the ledger that they make, the rules that they obey."""

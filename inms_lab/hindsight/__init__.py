@@ -1,0 +1,1 @@
+"""Why it happened, asked afterwards of a log: explanations, other outcomes, diagnoses."""

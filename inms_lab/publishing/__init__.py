@@ -1,0 +1,1 @@
+"""Sealed texts of a team: made, mounted elsewhere, carried in files."""

@@ -1,0 +1,1 @@
+"""The door, the step and the thread: plans become facts, tokens become text."""

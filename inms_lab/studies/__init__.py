@@ -1,0 +1,1 @@
+"""What formulas, traces and transcripts say without a model."""
