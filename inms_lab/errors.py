@@ -175,6 +175,34 @@ class CacheNotWritable(InmsError, PermissionError):
     """The folder for converted models cannot be written."""
 
 
+class NotEnoughMemory(InmsError, MemoryError):
+    """The operating system gives no more memory of the kind that is needed."""
+
+
+class SharingUnsupported(InmsError, RuntimeError):
+    """This operating system cannot share parameters between processes."""
+
+
+class AgentDied(InmsError, RuntimeError):
+    """An agent's process ended before it had answered."""
+
+
+class ParametersClosed(InmsError, RuntimeError):
+    """Shared parameters were used after `close()`."""
+
+
+class BranchRefused(InmsError, RuntimeError):
+    """A branch cannot do what was asked: what it has changed would be lost."""
+
+
+class MergeRefused(InmsError, RuntimeError):
+    """A branch did not become a version: not valid, of an old version, or another merge goes on."""
+
+
+class ProcessUnreadable(InmsError, OSError):
+    """The kernel tells nothing of a process: it has ended, or is somebody else's."""
+
+
 _TYPE = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?=:|\s*$)")
 
 

@@ -34,7 +34,7 @@ WORDS = {"errors", "config", "sizes", "shell", "places", "leases", "output"}
 FRONT = {"__init__", "cli"}
 DECIDES = {"words", "books", "decisions", "logs", "hindsight"}
 COMPUTES = {"words", "kernels", "attention", "model"}
-JOINS = DECIDES | COMPUTES | {"remote", "serving", "publishing", "notebook"}
+JOINS = DECIDES | COMPUTES | {"remote", "parameters", "serving", "publishing", "notebook"}
 MEASURES = {"studies", "interference", "bench", "experiment"}
 MAY_IMPORT: dict[str, set[str]] = {
     "words": set(),
@@ -46,6 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "attention": {"words", "kernels"},
     "model": COMPUTES,
     "remote": {"words"},
+    "parameters": {"words", "model"},
     "serving": (DECIDES - {"hindsight"}) | COMPUTES,
     "publishing": (DECIDES - {"hindsight"}) | COMPUTES | {"serving"},
     "notebook": JOINS,

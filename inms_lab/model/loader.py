@@ -79,13 +79,18 @@ def load(
 
 
 def from_model(
-    model: PreTrainedModel, tokenizer: Any = None, name: str | None = None, compile: bool = False
+    model: PreTrainedModel,
+    tokenizer: Any = None,
+    name: str | None = None,
+    compile: bool = False,
+    digest: str | None = None,
 ) -> Runner:
     """The admitted `Runner` of a model in memory; its attention implementation is changed.
 
-    Its digest is over all parameters, buffers and the configuration.
+    `digest` names its content (32 hex digits); without one it is computed, over all parameters,
+    buffers and the configuration.
     """
-    name, digest = name or type(model).__name__, _memory_digest(model)
+    name, digest = name or type(model).__name__, digest or _memory_digest(model)
     return _admitted(model, tokenizer, name, digest, compile, progress=True)
 
 

@@ -29,6 +29,7 @@ from inms_lab.notebook.programs import Program, Programs, Results
 from inms_lab.notebook.tenants import Tenant, tenant
 from inms_lab.notebook.text import Text
 from inms_lab.notebook.upkeep import Upkeep
+from inms_lab.parameters.shared import SharedParameters
 from inms_lab.publishing.records import Prompt
 from inms_lab.serving.driver import Driver
 from inms_lab.serving.engine import Engine
@@ -41,9 +42,9 @@ T = TypeVar("T")
 class Lab(Upkeep):
     """One model, one engine, one thread of its own. Close it, or use it in a `with` block.
 
-    `model` is a name, a folder, a hub id, or a loaded `Runner`; `mode` is independent, global,
-    inms, or a policy. `pool_bytes` is the private pool's size; `config` overrides these; any other
-    field of `Config` can be given by its name, as `copy_budget=8`.
+    `model` is a name, a folder, a hub id, a loaded `Runner` or `SharedParameters`; `mode` is
+    independent, global, inms, or a policy. `pool_bytes` is the private pool's size; `config`
+    overrides these; any other field of `Config` can be given by its name, as `copy_budget=8`.
     `compile`: kernels compiled for this machine (once), results within 2e-4.
     `gate`: bounds for text that is used at another place than it was encoded at; None: never.
     `journal`: a file that the log is written through to (`keep_journal`).
@@ -52,7 +53,7 @@ class Lab(Upkeep):
 
     def __init__(
         self,
-        model: str | Path | Forward = "smollm2-135m",
+        model: str | Path | Forward | SharedParameters = "smollm2-135m",
         *,
         mode: str | Policy = "inms",
         block_size: int | None = None,
@@ -84,7 +85,8 @@ class Lab(Upkeep):
         where = (self.model, store, self.policy, config)
         self.engine = Engine(*where, opening.gate_for(self.model, gate))
         self.engine.log.piece = piece_of(self.model.tokenizer)
-        name = model if isinstance(model, (str, Path)) else getattr(model, "name", model.digest)
+        called = getattr(self.model, "name", self.model.digest)
+        name = model if isinstance(model, (str, Path)) else called
         self.engine.log.about["model"] = Path(name).name  # a path is nobody's business
         self.home = Tenant(self, DEFAULT_TENANT)
         self.tenants = {DEFAULT_TENANT: self.home}

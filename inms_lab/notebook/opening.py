@@ -11,13 +11,21 @@ from inms_lab.config import Config, default_block_size
 from inms_lab.errors import BadInput, NotCalibrated
 from inms_lab.model.forward import DryModel, Forward
 from inms_lab.notebook.calibrations import calibration_of
+from inms_lab.parameters.running import runner
+from inms_lab.parameters.shared import SharedParameters
 from inms_lab.sizes import parse_bytes
 
 
 def load_model(
-    model: str | Path | Forward, device: str | None, dtype: Any, compile: bool = False
+    model: str | Path | Forward | SharedParameters,
+    device: str | None,
+    dtype: Any,
+    compile: bool = False,
 ) -> Any:
-    """The model by its name, folder or hub id; one that is loaded already passes."""
+    """The model by its name, folder or hub id, or on shared weights; one that is loaded already
+    passes."""
+    if isinstance(model, SharedParameters):
+        return runner(model, compile)
     if isinstance(model, (str, Path)):
         from inms_lab.model import load
 

@@ -1,0 +1,81 @@
+"""Several deltas of one version as one: the weighted average of the pages that anybody touched.
+
+For those pages it is what the plain way gives, sum of weight times parameter, in the same order of
+clients; a client that did not touch a page has the version's there. Pages that nobody touched stay
+as they are, which the plain way only nearly does. Weights are made to sum to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from inms_lab.errors import BadInput
+from inms_lab.parameters.layout import Layout
+from inms_lab.parameters.region import PAGE
+from inms_lab.parameters.versions import AT_ONCE, Delta, Pages, Version, filled, joined, words
+
+
+def average(
+    base: Version, deltas: Sequence[Delta], layout: Layout, weights: Sequence[float] | None = None
+) -> Delta:
+    """One delta of `base`. Element types without fractions take the heaviest client's values.
+
+    Raises `BadInput` for deltas of different versions, or weights that are not one a delta, all
+    finite, none negative, their sum above 0.
+    """
+    shares = _shares(deltas, weights)
+    if any(one.base != base.number for one in deltas):
+        numbers = sorted({one.base for one in deltas})
+        raise BadInput(f"deltas of versions {numbers} cannot be averaged onto {base.number}")
+    touched = [one.pages for one in deltas]
+    pages = joined(np.unique(np.concatenate([np.empty(0, dtype=np.int64), *touched])))
+    before, rows = words(base.view(layout.num_bytes)), [one.words() for one in deltas]
+
+    def of(client: int, part: Pages) -> torch.Tensor:
+        """A client's pages as bytes [pages, PAGE]."""
+        out = before[part].view(np.uint8)
+        at = np.searchsorted(touched[client], part)
+        has = at < len(touched[client])
+        has[has] = touched[client][at[has]] == part[has]
+        out[has] = rows[client][at[has]].view(np.uint8)
+        return torch.from_numpy(out)
+
+    def mixed() -> list[Pages]:
+        return [_mix([of(c, part) for c in range(len(deltas))], shares, kind)
+                for part, kind in _by_kind(pages, layout)]  # fmt: skip
+
+    return Delta(base.number, pages, filled(pages, iter(mixed())), sum(d.written for d in deltas))
+
+
+def _mix(clients: list[torch.Tensor], shares: list[float], kind: torch.dtype) -> Pages:
+    if not kind.is_floating_point:
+        heaviest: Pages = clients[max(range(len(shares)), key=shares.__getitem__)].numpy()
+        return heaviest
+    total = clients[0].view(kind) * shares[0]
+    for client, share in zip(clients[1:], shares[1:], strict=True):
+        total += client.view(kind) * share
+    mixed: Pages = total.view(torch.uint8).numpy()
+    return mixed
+
+
+def _by_kind(pages: Pages, layout: Layout) -> list[tuple[Pages, torch.dtype]]:
+    """The pages, some at a time, in order, each part of one element type."""
+    parts: list[tuple[Pages, torch.dtype]] = []
+    for spot in layout.spots.values():
+        first, stop = np.searchsorted(pages, (spot.start // PAGE, spot.stop // PAGE))
+        for at in range(first, stop, AT_ONCE):
+            parts.append((pages[at : min(stop, at + AT_ONCE)], getattr(torch, spot.dtype)))
+    return parts
+
+
+def _shares(deltas: Sequence[Delta], weights: Sequence[float] | None) -> list[float]:
+    given = [1.0] * len(deltas) if weights is None else [float(w) for w in weights]
+    if not deltas or len(given) != len(deltas):
+        raise BadInput(f"{len(deltas)} deltas want as many weights, at least one, not {len(given)}")
+    if not all(math.isfinite(w) and w >= 0 for w in given) or not sum(given):
+        raise BadInput(f"weights are finite, none negative, not all 0; not {given}")
+    return [w / sum(given) for w in given]
