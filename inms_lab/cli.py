@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from inms_lab.errors import BadInput, InmsError, ModelNotFound
-from inms_lab.terminal import bench_many_command, bench_options
+from inms_lab.terminal import bench_options, bench_parameters_command
 from inms_lab.terminal.calibrate_command import calibrate
 from inms_lab.terminal.diagnose_command import diagnose
 from inms_lab.terminal.experiment_command import experiment
@@ -200,7 +200,7 @@ def labs(
     print(listed(find_labs()) if student is None else for_students(find_labs(), student))
 
 
-@bench_many_command.app.command("view")
+@bench_parameters_command.app.command("view")
 def bench_view(
     tokens: Annotated[int, typer.Option(help="tokens that each agent writes")] = 1000,
     as_json: bench_options.AsJson = False,
@@ -221,7 +221,7 @@ app.command()(fragments)
 app.command()(calibrate)
 app.command()(experiment)
 app.command()(replay)
-app.add_typer(bench_many_command.app, name="bench")
+app.add_typer(bench_parameters_command.app, name="bench")
 
 
 def main() -> None:

@@ -95,5 +95,5 @@ def is_gone(pid: int) -> bool:
 
 
 def others() -> list[int]:
-    """Who else holds any of our shared memory."""
-    return [pid for pid in holders("inms-") if pid != os.getpid()]
+    """Who else holds shared weights of this process."""
+    return [pid for pid in holders(f"inms-weights-{os.getpid()}") if pid != os.getpid()]

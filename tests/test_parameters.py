@@ -38,7 +38,7 @@ from inms_lab.errors import (
     ParametersClosed,
 )
 from inms_lab.parameters import SharedParameters
-from inms_lab.parameters.kernel import PRIVATE, SHARED
+from inms_lab.parameters.kernel import PRIVATE, SHARED, holders
 from inms_lab.parameters.region import PAGE
 
 pytestmark = linux
@@ -319,7 +319,7 @@ def test_the_creator_may_die_and_agents_finish_what_they_do(tmp_path: Path) -> N
         soon(lambda: (tmp_path / "done").exists())
         assert (tmp_path / "done").read_text() == "11"
         soon(lambda: all(is_gone(pid) for pid in pids))
-        assert not {*others()} & {*pids}
+        assert not holders(f"inms-weights-{pids[0]}")
 
 
 def test_when_the_process_that_forks_dies_agents_go_on_and_the_next_starts_another() -> None:
@@ -427,3 +427,30 @@ def test_weights_may_lie_in_many_chunks() -> None:
         agent.run(spoil)
         params.merge(agent)
         assert same(values(params.module()), agent.run(values))
+
+
+def test_whoever_leaves_in_the_middle_is_not_held_up_and_leaves_nothing(tmp_path: Path) -> None:
+    code = (
+        "import shared_models, time\n"
+        "from inms_lab.parameters import SharedParameters\n"
+        "params = SharedParameters(shared_models.mlp())\n"
+        "agent = params.agent()\n"
+        "agent.start(lambda model: time.sleep(3))\n"
+        "print(agent.pid, flush=True)\n"
+    )
+    start = {"cwd": tmp_path, "env": ENVIRONMENT, "capture_output": True, "text": True}
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, **start)  # type: ignore[call-overload]
+    assert done.returncode == 0, done.stderr
+    soon(lambda: is_gone(int(done.stdout)))
+    assert time.monotonic() - began > 3  # it finished what it did
+
+
+def test_an_agent_that_would_never_end_can_be_killed() -> None:
+    with shared() as params:
+        agent = params.agent()
+        answer = agent.start(lambda model: time.sleep(1000))
+        agent.kill()
+        with pytest.raises(AgentDied):
+            answer.result(20)
+        soon(lambda: is_gone(agent.pid))

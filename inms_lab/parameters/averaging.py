@@ -16,7 +16,16 @@ import torch
 from inms_lab.errors import BadInput
 from inms_lab.parameters.layout import Layout
 from inms_lab.parameters.region import PAGE
-from inms_lab.parameters.versions import AT_ONCE, Delta, Pages, Version, filled, joined, words
+from inms_lab.parameters.versions import (
+    AT_ONCE,
+    Delta,
+    Pages,
+    Version,
+    filled,
+    joined,
+    rows_of,
+    words,
+)
 
 
 def average(
@@ -37,18 +46,20 @@ def average(
 
     def of(client: int, part: Pages) -> torch.Tensor:
         """A client's pages as bytes [pages, PAGE]."""
-        out = before[part].view(np.uint8)
         at = np.searchsorted(touched[client], part)
         has = at < len(touched[client])
         has[has] = touched[client][at[has]] == part[has]
+        if has.all():
+            return torch.from_numpy(rows_of(rows[client], at).view(np.uint8))
+        out = before[part].view(np.uint8)
         out[has] = rows[client][at[has]].view(np.uint8)
         return torch.from_numpy(out)
 
-    def mixed() -> list[Pages]:
-        return [_mix([of(c, part) for c in range(len(deltas))], shares, kind)
-                for part, kind in _by_kind(pages, layout)]  # fmt: skip
-
-    return Delta(base.number, pages, filled(pages, iter(mixed())), sum(d.written for d in deltas))
+    mixed = (
+        _mix([of(client, part) for client in range(len(deltas))], shares, kind)
+        for part, kind in _by_kind(pages, layout)
+    )
+    return Delta(base.number, pages, filled(pages, mixed), sum(d.written for d in deltas))
 
 
 def _mix(clients: list[torch.Tensor], shares: list[float], kind: torch.dtype) -> Pages:

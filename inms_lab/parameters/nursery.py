@@ -22,6 +22,7 @@ from typing import Any
 
 import cloudpickle
 import torch
+import torch._dynamo  # the first optimizer imports it: here once, not in each agent
 
 from inms_lab.errors import InmsError
 from inms_lab.leases import Leases, Row

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from typing import Any
 
 import cloudpickle
@@ -25,6 +26,8 @@ from inms_lab.parameters.region import Memory
 from inms_lab.parameters.settings import Settings
 from inms_lab.parameters.travel import packed
 from inms_lab.parameters.versions import Delta, Version
+
+_Asked = tuple[Future[Any], bytes, list[int]]  # who waits, the message, the files behind it
 
 
 class NurseryLine:
@@ -130,7 +133,9 @@ class AgentProcess:
         self.name, self._nursery = name, nursery
         self.base, self.address = version, nursery.address
         self._line, self.pid, self.epoch = nursery.fork(name, threads, seed)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix=f"inms-{name}")
+        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        # A daemon: whoever leaves without waiting for an answer is not held up by it.
+        threading.Thread(target=self._serve, name=f"inms-{name}", daemon=True).start()
         self.closed = False
 
     def __repr__(self) -> str:
@@ -169,12 +174,17 @@ class AgentProcess:
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGINT)
 
+    def kill(self) -> None:
+        """It ends now; whoever waits for it gets `AgentDied`."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.close()
+
     def close(self) -> None:
         """It ends when it has done what it was asked; what it changed is gone with it."""
         if not self.closed:
             self.closed = True
-            self._worker.submit(self._line.close)
-            self._worker.shutdown(wait=False)
+            self._asked.put(None)
 
     def __enter__(self) -> AgentProcess:
         return self
@@ -187,7 +197,20 @@ class AgentProcess:
     ) -> Future[Any]:
         if self.closed:
             raise AgentClosed(f"{self.name} is closed: make a new agent")
-        return self._worker.submit(self._ask, cloudpickle.dumps((act, args, kwargs)), handles or [])
+        answer: Future[Any] = Future()
+        self._asked.put((answer, cloudpickle.dumps((act, args, kwargs)), handles or []))
+        return answer
+
+    def _serve(self) -> None:
+        """What is asked goes to the process one by one, on a thread of its own."""
+        while (asked := self._asked.get()) is not None:
+            answer, message, handles = asked
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(self._ask(message, handles))
+                except BaseException as error:
+                    answer.set_exception(error)
+        self._line.close()
 
     def _wait(self, answer: Future[Any]) -> Any:
         try:

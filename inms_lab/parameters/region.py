@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -27,7 +28,7 @@ from inms_lab.errors import BadInput, NotEnoughMemory, SharingUnsupported
 
 PAGE = mmap.PAGESIZE
 _SEALS = ("F_SEAL_SHRINK", "F_SEAL_GROW", "F_SEAL_WRITE", "F_SEAL_SEAL")
-_NONE, _READ_WRITE = 0, mmap.PROT_READ | mmap.PROT_WRITE
+_NONE, _READ_WRITE = 0, 1 | 2  # PROT_NONE, PROT_READ | PROT_WRITE: mmap lacks them on Windows
 _FIXED = 0x10  # MAP_FIXED, on Linux and macOS
 _NORESERVE = {"linux": 0x4000, "darwin": 0x40}.get(sys.platform, 0)
 _FAILED = ctypes.c_void_p(-1).value
@@ -190,6 +191,7 @@ def _mmap(address: int | None, length: int, access: int, flags: int, fd: int, at
     return int(got)
 
 
+@functools.cache
 def _libc() -> Any:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

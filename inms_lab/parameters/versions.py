@@ -7,6 +7,7 @@ use is ever changed, so who has an old version keeps it as long as it likes.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,7 +23,7 @@ from inms_lab.parameters.region import PAGE, Memory, Piece, View, laid_over
 Pages = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 MOST_RUNS = 8192  # of a delta, and pieces of a version: a process may have 65,530 mappings
-AT_ONCE = 4096  # pages that are looked at together: copies of them stay small
+AT_ONCE = 1024  # pages that are looked at together: copies of them stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +79,10 @@ class Delta:
         return counts
 
     def words(self) -> Words:
-        """Its bytes as rows [pages, PAGE / 8], mapped and read-only."""
+        """Its bytes as rows [pages, PAGE / 8], mapped privately: it stays as it is."""
         view = View(self.num_bytes)
         view.lay([Piece(0, self.num_bytes, self.memory)] if self.num_bytes else [])
-        rows = words(view)
-        rows.flags.writeable = False
-        return rows
+        return words(view)
 
     def digest(self) -> bytes:
         """What it changes, as 16 bytes."""
@@ -108,21 +107,28 @@ def delta(view: View, base: Version) -> Delta:
     else:
         candidates = np.flatnonzero(np.isin(states, (kernel.PRIVATE, kernel.SWAPPED)))
     now, was = words(view), words(base.view(view.num_bytes))
-    changed = [part[(now[part] != was[part]).any(axis=1)] for part in _parts(candidates)]
+    changed = [
+        part[(rows_of(now, part) != rows_of(was, part)).any(axis=1)] for part in _parts(candidates)
+    ]
     pages = joined(np.concatenate([np.empty(0, dtype=np.int64), *changed]))
-    return Delta(base.number, pages, filled(pages, (now[part] for part in _parts(pages))),
+    return Delta(base.number, pages, filled(pages, (rows_of(now, part) for part in _parts(pages))),
                  len(candidates))  # fmt: skip
+
+
+def rows_of(rows: Words, at: Pages) -> Words:
+    """Some rows, rising: neighbours in place, without a copy."""
+    if len(at) and at[-1] - at[0] == len(at) - 1:
+        return rows[at[0] : at[-1] + 1]
+    return rows[at]
 
 
 def filled(pages: Pages, rows: Iterator[npt.NDArray[np.generic]]) -> Memory:
     """A sealed memory with so many pages, their bytes given in order, some at a time."""
     memory = Memory.create(len(pages) * PAGE, "inms-delta")
-    with memory.writing() as into:
-        at = 0
-        for part in rows:
-            raw = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
-            into[at : at + len(raw)] = raw.data
-            at += len(raw)
+    at = 0
+    for part in rows:  # by calls: mapped, each page would cost a fault
+        raw = np.ascontiguousarray(part).view(np.uint8).reshape(-1)
+        at += os.pwrite(memory.fd, raw.data, at)
     memory.seal()
     return memory
 

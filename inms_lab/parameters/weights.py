@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -48,7 +49,8 @@ def filled(layout: Layout, tensors: Iterable[tuple[str, torch.Tensor]], chunk: i
     """Tensors by name in sealed memories of `chunk` bytes each, as the pieces of a view."""
     chunk = max(PAGE, chunk // PAGE * PAGE)
     starts = range(0, layout.num_bytes, chunk)
-    memories = [Memory.create(min(chunk, layout.num_bytes - at), NAME) for at in starts]
+    name = f"{NAME}-{os.getpid()}"  # whose they are
+    memories = [Memory.create(min(chunk, layout.num_bytes - at), name) for at in starts]
     pieces = [Piece(at, m.num_bytes, m) for at, m in zip(starts, memories, strict=True)]
     view = View(layout.num_bytes)
     view.lay(pieces, shared=True)

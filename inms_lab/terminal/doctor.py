@@ -19,6 +19,7 @@ from inms_lab.errors import InmsError
 from inms_lab.model import manifest, package
 from inms_lab.model.source import DEFAULT_MODEL, NEEDED_BYTES, default_folder, resolve
 from inms_lab.places import CACHE_ENV
+from inms_lab.terminal import doctor_memory
 
 _MIN_PYTHON = (3, 11)
 _MIN_MEMORY_BYTES = 2_000_000_000  # weights in fp32, torch itself, and some room for KV
@@ -86,6 +87,7 @@ def print_report(model: str = DEFAULT_MODEL) -> int:
         table.add_row(Text(mark, style), *map(Text, cells))
     console = Console()
     console.print(table)
+    doctor_memory.print_section(console)
     missing = [finding.name for finding in findings if not finding.ok]
     console.print(f"missing: {', '.join(missing)}" if missing else "all that is needed is here")
     return 1 if missing else 0
