@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import models
 import pytest
 import torch
 
@@ -31,6 +30,7 @@ def mlp(width: int = 64) -> torch.nn.Module:
 @contextmanager
 def shared(module: torch.nn.Module | None = None, **settings: Any) -> Iterator[SharedParameters]:
     """Shared parameters of a module, closed in the end, of which nothing is left then."""
+    settings.setdefault("preload", ("shared_models",))
     params = SharedParameters(mlp() if module is None else module, **settings)
     try:
         yield params
@@ -40,6 +40,8 @@ def shared(module: torch.nn.Module | None = None, **settings: Any) -> Iterator[S
 
 def llama() -> torch.nn.Module:
     """A tiny language model with tied embeddings."""
+    import models  # with all of transformers: agents import this module and want none of it
+
     return models.llama(tie_word_embeddings=True)
 
 

@@ -44,7 +44,7 @@ def test_each_value_has_a_row_for_each_module(result: dict[str, Any]) -> None:
     ):
         rows = [(row["width"], row[key]) for row in result[name]]
         assert rows == [(width, value) for width in SMALL.widths for value in values]
-    assert result.keys() >= set(Settings.__slots__) - {"auto_recovery"}
+    assert result.keys() >= set(Settings.__slots__) - {"auto_recovery", "preload"}
     assert set(result["recommended"]) == set(Settings.__slots__)
     assert json.loads(json.dumps(result))["repeat"] == 2
 

@@ -385,7 +385,7 @@ def test_files_that_are_none_are_refused_and_leave_nothing(tmp_path: Path) -> No
         path.write_bytes(content)
         with pytest.raises(ModelCorrupted, match="copy or download it again"):
             SharedParameters(path, make=mlp)
-    assert not others()
+    soon(lambda: not others())
     with SharedParameters(good, make=mlp) as params:
         assert same(values(params.module()), values(mlp()))
 
@@ -404,6 +404,10 @@ def test_bad_input_is_refused_by_name() -> None:
     for wrong in ({"shm_chunk_size": 10}, {"heartbeat_interval": 0}, {"prefetch_degree": -1}):
         with pytest.raises(BadInput, match=next(iter(wrong))):
             SharedParameters(mlp(), **wrong)
+    with pytest.raises(BadInput, match="names of modules"):
+        SharedParameters(mlp(), preload="torch")
+    with shared(preload=("no_such_module",)) as params, pytest.raises(BadInput, match="preload"):
+        params.agent()
     with pytest.raises(BadInput, match="settings are shm_chunk_size"):
         SharedParameters(mlp(), chunk=3)
     with pytest.raises(BadInput, match="tensors by name"):
@@ -454,3 +458,20 @@ def test_an_agent_that_would_never_end_can_be_killed() -> None:
         with pytest.raises(AgentDied):
             answer.result(20)
         soon(lambda: is_gone(agent.pid))
+
+
+def test_the_name_of_a_dead_agent_is_free_again() -> None:
+    with shared() as params:
+        first = params.agent("ada")
+        first.kill()
+        soon(lambda: not first.lives)
+        second = params.agent("ada")
+        assert second.pid != first.pid
+        assert params.agents == [second]
+
+
+def test_an_interrupt_between_two_requests_disturbs_neither() -> None:
+    with shared() as params, params.agent() as agent:
+        for _ in range(20):
+            agent.interrupt()
+            assert agent.run(twice)[1] == agent.pid

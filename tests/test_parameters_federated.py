@@ -21,8 +21,8 @@ from inms_lab.bench import federated as bench
 from inms_lab.bench.federated import FullCopies
 from inms_lab.errors import AgentDied, BadInput
 from inms_lab.parameters import SharedParameters
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.federated import Rounds
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.parameters.region import PAGE
 from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS
 

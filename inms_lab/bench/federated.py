@@ -30,8 +30,8 @@ from inms_lab.bench.header import spread
 from inms_lab.bench.intervals import ratio_of
 from inms_lab.errors import BadInput, InmsError
 from inms_lab.model.progress import bar
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.federated import Round, Rounds
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.parameters.region import PAGE
 from inms_lab.parameters.shared import SharedParameters
 from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS

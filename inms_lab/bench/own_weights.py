@@ -25,8 +25,8 @@ import torch
 from inms_lab.errors import BadInput, NotEnoughMemory, ProcessUnreadable
 from inms_lab.model.source import resolve
 from inms_lab.parameters import child
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.kernel import PRIVATE, between, page_states
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.parameters.region import PAGE, View, pages_of
 from inms_lab.parameters.versions import Version
 

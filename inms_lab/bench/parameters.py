@@ -30,8 +30,8 @@ from inms_lab.errors import BadInput, SharingUnsupported
 from inms_lab.model.progress import bar
 from inms_lab.model.source import DEFAULT_MODEL
 from inms_lab.parameters import SharedParameters
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.kernel import Figures, between, whole
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.studies.bill import Geometry
 from inms_lab.studies.claims import DOES_NOT_HOLD, HOLDS
 

@@ -28,8 +28,8 @@ from inms_lab.bench.intervals import ratio_of
 from inms_lab.errors import AgentDied, BadInput
 from inms_lab.model.progress import bar
 from inms_lab.parameters import software
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.host import KIB, MIB
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.parameters.region import PAGE
 from inms_lab.parameters.settings import Settings
 from inms_lab.parameters.shared import SharedParameters

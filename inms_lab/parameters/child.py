@@ -34,6 +34,7 @@ class Me:
     view: View
     base: Version
     line: Connection
+    busy: bool = False  # it does something, which may be interrupted; reading its line may not
 
 
 class WithHandle(tuple[Any, ...]):
@@ -79,15 +80,18 @@ def live(me: Me, beats: int, interval: float, seed: int) -> int:
     np.random.seed(seed)
     torch.manual_seed(seed)
     gc.enable()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupted(*_: Any) -> None:
+        if me.busy:
+            raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, interrupted)
     threading.Thread(target=_beat, args=(beats, interval), name="inms-beat", daemon=True).start()
     while True:
         try:
             asked = me.line.recv_bytes()
         except (EOFError, OSError):
             return 0
-        except KeyboardInterrupt:
-            continue  # it came when nothing was done
         try:
             _send(me, _done(me, asked))
         except OSError:
@@ -97,11 +101,14 @@ def live(me: Me, beats: int, interval: float, seed: int) -> int:
 def _done(me: Me, asked: bytes) -> tuple[bytes, Memory | None]:
     try:
         act, args, kwargs = cloudpickle.loads(asked)
+        me.busy = True
         answer = act(me, *args, **kwargs)
+        me.busy = False
         if isinstance(answer, WithHandle):
             return cloudpickle.dumps(("handle", tuple(answer[:-1]))), answer[-1]
         return cloudpickle.dumps(("ok", answer)), None
     except BaseException as error:
+        me.busy = False
         return _error(error), None
 
 

@@ -25,8 +25,8 @@ import torch
 
 from inms_lab.errors import AgentClosed, AgentDied, BadInput, InmsError, MergeRefused
 from inms_lab.model.progress import bar
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.averaging import average
-from inms_lab.parameters.parent import AgentProcess
 from inms_lab.parameters.shared import SharedParameters
 
 Train = Callable[[torch.nn.Module, Any], float]

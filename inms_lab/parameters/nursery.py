@@ -16,15 +16,15 @@ import sys
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
 import torch
-import torch._dynamo  # the first optimizer imports it: here once, not in each agent
 
-from inms_lab.errors import InmsError
+from inms_lab.errors import BadInput, InmsError
 from inms_lab.leases import Leases, Row
 from inms_lab.parameters import child
 from inms_lab.parameters.region import View
@@ -52,6 +52,11 @@ class Nursery:
         about = cloudpickle.loads(line.recv_bytes())
         self.base = unpacked(about, line)
         self.settings: Settings = about["settings"]
+        for name in self.settings.preload:
+            try:
+                import_module(name)
+            except ImportError as error:
+                raise BadInput(f"preload: {name} cannot be imported ({error})") from error
         self.view = View(about["layout"].num_bytes)
         self.view.lay(self.base.pieces)
         self.model = module_on(about["make"], self.view, about["layout"])

@@ -22,8 +22,14 @@ class Settings:
     prefetch_degree: int = 4  # layers that are asked for ahead of the one that is computed
     heartbeat_interval: float = 5.0  # between two beats of an agent; a lease is three of them
     auto_recovery: bool = True  # who does not beat is ended, and gives its pages back
+    # Modules that are imported once, before agents are forked; what an agent imports by itself is
+    # its own memory. The first optimizer of torch imports torch._dynamo: 107 MiB.
+    preload: tuple[str, ...] = ("torch._dynamo",)
 
     def __post_init__(self) -> None:
+        names: object = self.preload
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise BadInput(f"preload is a tuple of names of modules, not {names!r}")
         for name in ("shm_chunk_size", "cow_threshold"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 4 * KIB:
@@ -71,7 +77,8 @@ def _recommended(have: Room | None, nodes: int, cores: int, most: int | None) ->
     beat = 1.0 if short else usual.heartbeat_interval
     back = f"pages of a frozen agent are back within {3.5 * beat:g} s"
     reasons["heartbeat_interval"] = f"memory is {'short' if short else 'ample'} ({told}): {back}"
+    reasons["preload"] = "as usual: it depends on what agents do; none if nobody trains"
     reasons["auto_recovery"] = "who is frozen keeps its pages else, until somebody looks"
     if nodes > 1:
         reasons["NUMA"] = f"{nodes} nodes: start it as `numactl --interleave=all ...`"
-    return Recommended(chunk, usual.cow_threshold, degree, beat, True, reasons)
+    return Recommended(chunk, usual.cow_threshold, degree, beat, reasons=reasons)

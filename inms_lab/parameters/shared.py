@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from inms_lab.errors import BadInput, MergeRefused, ParametersClosed
+from inms_lab.errors import AgentDied, BadInput, MergeRefused, ParametersClosed
 from inms_lab.leases import Row
+from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.averaging import average
 from inms_lab.parameters.branch import Branch
 from inms_lab.parameters.pagemap import PageMap, page_map
-from inms_lab.parameters.parent import AgentProcess, NurseryLine
+from inms_lab.parameters.parent import NurseryLine
 from inms_lab.parameters.region import View, require_support
 from inms_lab.parameters.settings import Settings
 from inms_lab.parameters.sources import Make, source_of
@@ -89,7 +91,7 @@ class SharedParameters:
 
     @property
     def agents(self) -> list[AgentProcess]:
-        """The agents that were not closed."""
+        """The agents that were not closed, the dead too; `lives` tells."""
         return [agent for agent in self._agents.values() if not agent.closed]
 
     def module(self) -> torch.nn.Module:
@@ -112,7 +114,7 @@ class SharedParameters:
             self._require_open()
             self._num_made += 1
             name = name or f"agent-{self._num_made}"
-            if name in self._agents and not self._agents[name].closed:
+            if name in self._agents and self._agents[name].lives:
                 raise BadInput(
                     f"there is an agent {name!r} already: close it, or take another name"
                 )
@@ -195,9 +197,10 @@ class SharedParameters:
 
     def _publish(self, version: Version) -> None:
         with self._lock:
-            if self._nursery is not None and not self._nursery.lost:
-                self._nursery.lay(version)
             self._version = version
+            if self._nursery is not None and not self._nursery.lost:
+                with suppress(AgentDied):  # the next agent starts another one
+                    self._nursery.lay(version)
 
     # the end ----------------------------------------------------------------------------------
 
@@ -206,7 +209,7 @@ class SharedParameters:
         with self._lock:
             if not self.closed:
                 self.closed = True
-                for agent in self.agents:
+                for agent in self._agents.values():
                     agent.close()
                 if self._nursery is not None:
                     self._nursery.close()
