@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from inms_lab.bench.options import numbers
+from inms_lab.errors import BadInput
 from inms_lab.terminal.bench_many_command import app
 from inms_lab.terminal.bench_options import (
     DEFAULT,
@@ -94,8 +95,10 @@ def prefetch(
 
         at_least(1, tokens=tokens)
         at_least(0, budget=budget)
-        kept = budget << 20 or None
-        return measure(source_of(model), numbers("degrees", degrees), tokens, repeat, kept, folder)
+        if not all(part.strip().isdecimal() for part in degrees.split(",")):
+            raise BadInput(f"--degrees {degrees!r} is no list of numbers: write for example 0,4")
+        layers, kept = [int(part) for part in degrees.split(",")], budget << 20 or None
+        return measure(source_of(model), layers, tokens, repeat, kept, folder)
 
     show("prefetch", measured, (as_json, seed, repeat), results)
 
