@@ -17,7 +17,7 @@ from inms_lab.parameters.kernel import holders
 linux = pytest.mark.skipif(
     not os.path.exists("/proc/self/pagemap"), reason="Linux' figures of pages"
 )
-PATIENCE = 20.0  # seconds until something must have happened
+PATIENCE = 60.0  # seconds until something must have happened
 
 
 def mlp(width: int = 64) -> torch.nn.Module:

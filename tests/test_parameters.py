@@ -372,7 +372,7 @@ def test_an_agent_can_be_interrupted() -> None:
         time.sleep(0.3)
         agent.interrupt()
         with pytest.raises(KeyboardInterrupt):
-            answer.result(20)
+            answer.result(60)
         assert agent.run(twice)[1] == agent.pid
 
 
@@ -456,7 +456,7 @@ def test_an_agent_that_would_never_end_can_be_killed() -> None:
         answer = agent.start(lambda model: time.sleep(1000))
         agent.kill()
         with pytest.raises(AgentDied):
-            answer.result(20)
+            answer.result(60)
         soon(lambda: is_gone(agent.pid))
 
 
