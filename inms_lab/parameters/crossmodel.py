@@ -29,6 +29,7 @@ from inms_lab.parameters.versions import (
     Version,
     Words,
     filled,
+    in_parts,
     runs,
     words,
 )
@@ -203,7 +204,7 @@ class Search:
     def version(self) -> Version:
         """The same version, laid from the others' memory and a new one with what they lack."""
         own, beside = self.own_pages, self._beside.pieces
-        parts = (self._mine[own[at : at + AT_ONCE]] for at in range(0, len(own), AT_ONCE))
+        parts = (self._mine[part] for part in in_parts(own))
         memory = filled(own, parts)
         seams = [piece.start for piece in beside]
         pieces = []

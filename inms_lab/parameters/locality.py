@@ -10,7 +10,6 @@ that lie in 64 KiB with a touched one count as touched.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import platform
 import struct
@@ -29,14 +28,14 @@ from inms_lab.errors import BadInput, ProcessUnreadable
 from inms_lab.parameters import kernel
 from inms_lab.parameters.layout import Layout
 from inms_lab.parameters.prefetch import File, Span, forget
-from inms_lab.parameters.region import PAGE, Piece, View, laid_over
+from inms_lab.parameters.region import PAGE, Piece, View, laid_over, libc
 from inms_lab.parameters.shared import SharedParameters
 from inms_lab.parameters.versions import (
-    AT_ONCE,
     Delta,
     Pages,
     Version,
     filled,
+    in_parts,
     joined,
     runs,
     words,
@@ -146,8 +145,7 @@ def _registered(view: View, feature: int) -> int | None:
         return None
     import fcntl
 
-    libc = ctypes.CDLL(None, use_errno=True)
-    handle = int(libc.syscall(_SYSCALL[platform.machine()], os.O_CLOEXEC | _USER_MODE_ONLY))
+    handle = int(libc().syscall(_SYSCALL[platform.machine()], os.O_CLOEXEC | _USER_MODE_ONLY))
     if handle < 0:
         return None
     try:
@@ -198,7 +196,7 @@ def cold_on_disk(version: Version, file: File, hot: Pages) -> OnDisk:
     if len(pages) and (pages[0] < 0 or pages[-1] * PAGE >= num_bytes):
         raise BadInput(f"pages are 0 to {num_bytes // PAGE - 1}: take those of hot()")
     pages, rows = joined(pages), words(version.view(num_bytes))
-    parts = (pages[at : at + AT_ONCE] for at in range(0, len(pages), AT_ONCE))
+    parts = in_parts(pages)
     memory = filled(pages, (rows[part] for part in parts))
     whole = file.open()
     above = Delta(version.number, pages, memory, len(pages)).pieces()

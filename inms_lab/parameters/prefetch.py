@@ -24,7 +24,7 @@ import torch
 from inms_lab.errors import BadInput, CacheNotWritable
 from inms_lab.parameters import kernel
 from inms_lab.parameters.layout import Layout
-from inms_lab.parameters.region import PAGE, Memory, Piece, View
+from inms_lab.parameters.region import PAGE, Memory, Piece, View, libc
 from inms_lab.parameters.versions import runs
 from inms_lab.parameters.weights import tensors_on
 
@@ -158,8 +158,7 @@ class Prefetch:
 
 
 def _advise(address: int, num_bytes: int, advice: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
+    libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
 
 
 def _length(spans: Sequence[Span]) -> int:

@@ -156,7 +156,7 @@ class View:
         self.num_bytes = num_bytes
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
         self.address = _mmap(None, max(num_bytes, PAGE), _NONE, flags, -1, 0)
-        self._unmap = weakref.finalize(self, _libc().munmap, self.address, max(num_bytes, PAGE))
+        self._unmap = weakref.finalize(self, libc().munmap, self.address, max(num_bytes, PAGE))
         self._unmap.atexit = False  # the process ends, and its mappings with it
 
     def lay(self, pieces: Sequence[Piece], shared: bool = False) -> None:
@@ -181,7 +181,7 @@ class View:
 
 
 def _mmap(address: int | None, length: int, access: int, flags: int, fd: int, at: int) -> int:
-    got = _libc().mmap(address, length, access, flags, fd, at)
+    got = libc().mmap(address, length, access, flags, fd, at)
     if got == _FAILED:
         code = ctypes.get_errno()
         raise NotEnoughMemory(
@@ -192,12 +192,13 @@ def _mmap(address: int | None, length: int, access: int, flags: int, fd: int, at
 
 
 @functools.cache
-def _libc() -> Any:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = (
+def libc() -> Any:
+    """The system's C library, opened once."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = (
         *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
         ctypes.c_longlong,
     )
-    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-    return libc
+    library.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return library

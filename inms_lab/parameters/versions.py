@@ -87,7 +87,7 @@ class Delta:
     def digest(self) -> bytes:
         """What it changes, as 16 bytes."""
         hashed = blake2b(self.pages.tobytes(), digest_size=16, person=b"inms-delta")
-        for part in _parts(np.arange(len(self.pages))):
+        for part in in_parts(np.arange(len(self.pages))):
             hashed.update(self.memory.read(int(part[0]) * PAGE, (int(part[-1]) + 1) * PAGE))
         return hashed.digest()
 
@@ -107,12 +107,11 @@ def delta(view: View, base: Version) -> Delta:
     else:
         candidates = np.flatnonzero(np.isin(states, (kernel.PRIVATE, kernel.SWAPPED)))
     now, was = words(view), words(base.view(view.num_bytes))
-    changed = [
-        part[(rows_of(now, part) != rows_of(was, part)).any(axis=1)] for part in _parts(candidates)
-    ]
+    parts = in_parts(candidates)
+    changed = [part[(rows_of(now, part) != rows_of(was, part)).any(axis=1)] for part in parts]
     pages = joined(np.concatenate([np.empty(0, dtype=np.int64), *changed]))
-    return Delta(base.number, pages, filled(pages, (rows_of(now, part) for part in _parts(pages))),
-                 len(candidates))  # fmt: skip
+    memory = filled(pages, (rows_of(now, part) for part in in_parts(pages)))
+    return Delta(base.number, pages, memory, len(candidates))
 
 
 def rows_of(rows: Words, at: Pages) -> Words:
@@ -149,7 +148,7 @@ def _in_one(version: Version, num_bytes: int) -> Version:
     """The same in a memory of its own, for one of too many pieces."""
     rows = words(version.view(num_bytes))
     pages: Pages = np.arange(len(rows))
-    memory = filled(pages, (rows[part] for part in _parts(pages)))
+    memory = filled(pages, (rows[part] for part in in_parts(pages)))
     return Version(version.number, (Piece(0, num_bytes, memory),), version.digest)
 
 
@@ -176,6 +175,6 @@ def joined(pages: Pages, most: int = MOST_RUNS) -> Pages:
     return np.concatenate([np.arange(first, last + 1) for first, last in spans])
 
 
-def _parts(pages: Pages) -> Sequence[Pages]:
+def in_parts(pages: Pages) -> Sequence[Pages]:
     """So many at a time, none of them empty."""
     return [pages[at : at + AT_ONCE] for at in range(0, len(pages), AT_ONCE)]
