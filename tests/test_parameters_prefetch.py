@@ -14,8 +14,8 @@ from shared_models import linux, mlp
 from inms_lab.bench.prefetch import measure
 from inms_lab.errors import BadInput, CacheNotWritable
 from inms_lab.parameters import kernel
-from inms_lab.parameters.prefetch import File, Prefetch, forget
-from inms_lab.parameters.region import Piece, View
+from inms_lab.parameters.prefetch import File, Prefetch, cached, forget
+from inms_lab.parameters.region import PAGE, Piece, View
 from inms_lab.parameters.sources import Source, source_of
 from inms_lab.parameters.weights import module_on
 
@@ -33,6 +33,16 @@ def file(source: Source, tmp_path: Path) -> File:
     made = File(tmp_path / "weights", source.layout)
     made.write(source.tensors())
     return made
+
+
+@pytest.fixture
+def disk(file: File) -> Path:
+    """A folder whose pages can be forgotten."""
+    piece = file.open()
+    forget(piece)
+    if cached(piece):
+        pytest.skip("temporary files lie in memory here: pass --basetemp=FOLDER on a disk")
+    return file.path.parent
 
 
 def opened(source: Source, file: File) -> tuple[torch.nn.Module, View, Piece]:
@@ -109,11 +119,36 @@ def test_bad_input_is_refused(source: Source, file: File, tmp_path: Path) -> Non
         File(tmp_path / "nowhere" / "weights", source.layout).write(source.tensors())
 
 
-def test_the_measurement_compares_degrees_on_one_text(source: Source, tmp_path: Path) -> None:
+def test_the_measurement_compares_degrees_on_one_text(source: Source, disk: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-    found = measure(source, degrees=(0, 2), tokens=8, repeat=2, folder=tmp_path)
+    found = measure(source, degrees=(0, 2), tokens=8, repeat=2, folder=disk)
     assert found["equal"]
     assert [row["degree"] for row in found["rows"]] == [0, 2]
     assert found["rows"][0]["asked_bytes"] == 0 < found["rows"][1]["asked_bytes"]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_majflt >= before
-    assert not [*tmp_path.iterdir()]
+    assert [one.name for one in disk.iterdir()] == ["weights"]
+
+
+def test_what_was_forgotten_is_cold_and_layers_ahead_are_read_before_they_are_touched(
+    source: Source, file: File, disk: Path
+) -> None:
+    module, view, piece = opened(source, file)
+    forget(piece)
+    assert cached(piece) == 0
+    with Prefetch(module, view, source.layout, degree=2) as ahead:
+        ahead._begin(0)  # the first layer begins, and nothing is computed
+    asked = [span for spans in ahead.spans[1:3] for span in spans]
+    states = kernel.page_states("self", view.address, view.num_bytes)
+    assert states is not None
+    for first, stop in asked:
+        assert (states[first // PAGE : stop // PAGE] != kernel.ABSENT).all()
+    last = ahead.spans[-1][0]
+    assert (states[last[0] // PAGE : last[1] // PAGE] == kernel.ABSENT).all()
+
+
+def test_a_module_that_nobody_has_any_more_does_not_warm_the_next_start(
+    source: Source, disk: Path
+) -> None:
+    """Found in the measurement itself: what is mapped stays in the system's cache."""
+    found = measure(source, degrees=(0, 1), tokens=8, repeat=2, folder=disk)
+    assert [row["warm_bytes"] for row in found["rows"]] == [0, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import tempfile
 import time
@@ -15,7 +16,7 @@ from inms_lab.bench.header import spread
 from inms_lab.bench.intervals import ratio_of
 from inms_lab.errors import BadInput
 from inms_lab.model.progress import bar
-from inms_lab.parameters.prefetch import File, Prefetch, forget
+from inms_lab.parameters.prefetch import File, Prefetch, cached, forget
 from inms_lab.parameters.region import View
 from inms_lab.parameters.sources import Source
 from inms_lab.parameters.weights import module_on
@@ -55,7 +56,14 @@ def _start(
     source: Source, file: File, degree: int, tokens: int, budget: int | None
 ) -> tuple[dict[str, float], torch.Tensor]:
     piece = file.open()
+    gc.collect()  # a module that nobody has any more keeps its pages mapped, and so in the cache
     forget(piece)
+    warm = cached(piece)
+    if warm == piece.num_bytes:
+        raise BadInput(
+            f"pages of {file.path.parent} stay in memory (a tmpfs?), so no start is cold: "
+            "name a folder on a disk, --folder ~/.cache"
+        )
     view = View(source.layout.num_bytes)
     view.lay([piece])
     assert source.make is not None
@@ -68,7 +76,7 @@ def _start(
             logits = module(text).logits[0, -1].clone()
         seconds = time.perf_counter() - began
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
-    return {"seconds": seconds, "faults": faults, "asked": ahead.asked}, logits
+    return {"seconds": seconds, "faults": faults, "asked": ahead.asked, "warm": warm}, logits
 
 
 def _row(degree: int, runs: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
@@ -83,4 +91,5 @@ def _row(degree: int, runs: dict[int, list[dict[str, float]]]) -> dict[str, Any]
         "high": round(high, 3),
         "major_faults": sorted(run["faults"] for run in runs[degree])[len(runs[degree]) // 2],
         "asked_bytes": runs[degree][-1]["asked"],
+        "warm_bytes": max(run["warm"] for run in runs[degree]),  # that were no cold start
     }

@@ -2,8 +2,9 @@
 
     File        the tensors of a layout in one file, each from a page on; mapped like shared memory
     Prefetch    on a module that lies on such a file: when a layer begins, the pages of the next
-                `degree` layers are asked for (the system reads them while this one is computed);
-                with a `budget`, layers behind are let go, so that weights larger than memory pass
+                `degree` layers are read, and mapped, by a thread of its own while this one is
+                computed; with a `budget`, layers behind are let go, so that weights larger than
+                memory pass
 
 With a degree of 0 nothing is asked for: every page comes when it is first touched, with the
 system's own readahead. Pages that were written are private and are never let go.
@@ -14,9 +15,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -29,6 +32,7 @@ from inms_lab.parameters.versions import runs
 from inms_lab.parameters.weights import tensors_on
 
 Span = tuple[int, int]  # first byte of a view, and the one behind the last; whole pages
+POPULATE_READ = 22  # of Linux' madvise, from 5.14 on: read, and map into this process
 
 
 class File:
@@ -84,6 +88,18 @@ def forget(piece: Piece, spans: Sequence[Span] = ()) -> None:
             os.posix_fadvise(piece.memory.fd, *where, os.POSIX_FADV_DONTNEED)
 
 
+def cached(piece: Piece) -> int:
+    """Bytes of a file's pages in the system's cache, whoever brought them there."""
+    system, num_bytes = libc(), ctypes.c_size_t(piece.num_bytes)
+    view = View(piece.num_bytes)
+    view.lay([Piece(0, piece.num_bytes, piece.memory)])
+    pages = (ctypes.c_ubyte * (piece.num_bytes // PAGE))()
+    told = system.mincore(ctypes.c_void_p(view.address), num_bytes, pages)
+    view.close()
+    assert told == 0
+    return int((np.frombuffer(pages, np.uint8) & 1).sum()) * PAGE
+
+
 class Prefetch:
     """Hooks on a module's layers; `close` takes them off. `asked` and `let_go` count bytes.
 
@@ -115,15 +131,22 @@ class Prefetch:
                 "wanted at once: give more, or a smaller degree"
             )
         self.asked = self.let_go = 0
+        self._wanted: SimpleQueue[Span | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._read, name="inms-prefetch", daemon=True)
+        if self.degree:
+            self._thread.start()
         self._hooks = [
             layer.register_forward_pre_hook(lambda *_, n=number: self._begin(n))
             for number, layer in enumerate(layers)
         ]
 
     def close(self) -> None:
-        """The module is as it was."""
+        """The module is as it was; what was asked for is there."""
         for hook in self._hooks:
             hook.remove()
+        if self._thread.is_alive():
+            self._wanted.put(None)
+            self._thread.join()
 
     def __enter__(self) -> Prefetch:
         return self
@@ -142,7 +165,14 @@ class Prefetch:
     def _ask(self, spans: Sequence[Span]) -> None:
         for first, stop in spans:
             self.asked += stop - first
-            _advise(self.view.address + first, stop - first, mmap.MADV_WILLNEED)
+            self._wanted.put((first, stop))
+
+    def _read(self) -> None:
+        """On a thread of its own: even asking takes the system a while, for it finds the room."""
+        while (span := self._wanted.get()) is not None:
+            where = (self.view.address + span[0], span[1] - span[0])
+            if not _advise(*where, POPULATE_READ):
+                _advise(*where, mmap.MADV_WILLNEED)
 
     def _let_go(self, spans: Sequence[Span]) -> None:
         for first, stop in spans:
@@ -157,8 +187,10 @@ class Prefetch:
             forget(self.piece, spans)
 
 
-def _advise(address: int, num_bytes: int, advice: int) -> None:
-    libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), advice)
+def _advise(address: int, num_bytes: int, advice: int) -> bool:
+    """Whether the system took it."""
+    where = (ctypes.c_void_p(address), ctypes.c_size_t(num_bytes))
+    return bool(libc().madvise(*where, advice) == 0)
 
 
 def _length(spans: Sequence[Span]) -> int:
