@@ -50,6 +50,17 @@ def values(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
+def change(model: torch.nn.Module, name: str) -> None:
+    """Change one tensor."""
+    with torch.no_grad():
+        model.get_parameter(name).add_(1)
+
+
+def read(model: torch.nn.Module) -> float:
+    """Touch every weight."""
+    return sum(float(tensor.sum()) for tensor in model.state_dict().values())
+
+
 def spoil(model: torch.nn.Module, by: float = 1.0) -> None:
     """Change every weight."""
     with torch.no_grad():

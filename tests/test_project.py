@@ -30,7 +30,7 @@ LABS = sorted(p for p in ROOT.glob("labs/**/*.ipynb") if ".ipynb_checkpoints" no
 
 # Folders of inms_lab, and the folders that each may import besides itself. "words" are the modules
 # at the top, which everybody may speak of; "front" are the two entrances there.
-WORDS = {"errors", "config", "sizes", "shell", "places", "leases", "output"}
+WORDS = {"errors", "config", "sizes", "shell", "places", "leases", "output", "reload"}
 FRONT = {"__init__", "cli"}
 DECIDES = {"words", "books", "decisions", "logs", "hindsight"}
 COMPUTES = {"words", "kernels", "attention", "model"}

@@ -81,6 +81,30 @@ shared = lambda name: [RULES, TOOLS, sentence(name)]
 check("order", shared, shared, 0)
 """,
     "reset": "reset('order', view=dashboard)",
+    "weights": """
+import torch
+from inms_lab.parameters import SharedParameters
+from inms_widgets import WeightsMap
+torch.manual_seed(0)
+layers = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+params = SharedParameters(layers, preload=())
+ada, ben = params.agent("ada"), params.agent("ben")
+
+def read(model):
+    return model(torch.ones(1, 256)).sum().item()
+
+def write(model, number):
+    with torch.no_grad():
+        model[number].weight.add_(1)
+
+for one in (ada, ben):
+    one.run(read)
+weights = WeightsMap(params, period=0.1)
+weights
+""",
+    "write": "ada.run(write, 2)",
+    "frame": "weights.point('ben', '1.weight', 'nobody wrote here')",
+    "end": "params.close()",
 }
 PLACE = {name: number for number, name in enumerate(CELLS)}
 
@@ -383,6 +407,47 @@ def test_a_reset_puts_the_stub_into_a_new_cell(notebook: Notebook) -> None:
     notebook.wait_for("hub.mode === 'follow'")
     left = f"document.querySelectorAll('.inms-dash').length === {shown - 1}"
     notebook.page.wait_for_function(left, timeout=5000)
+
+
+def test_weights_light_up_in_the_strip_of_who_writes_them(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    page = notebook.page
+    notebook.run("weights")
+    page.wait_for_selector(".inms-weights canvas")
+    strips = page.locator(".inms-strip")
+    assert [strips.nth(n).locator("button").inner_text() for n in range(2)] == ["ada", "ben"]
+    said = strips.nth(0).locator("span")
+    assert said.inner_text().startswith("0.00 MiB own")
+    yellow = """n => { const c = document.querySelectorAll('.inms-strip canvas')[n],
+      d = c.getContext('2d').getImageData(0, 0, c.width, 4).data;
+      let count = 0; for (let i = 0; i < d.length; i += 4) count += d[i] > 200 && d[i + 1] > 200;
+      return count / (d.length / 4); }"""
+    assert page.evaluate(yellow, 0) == page.evaluate(yellow, 1) == 0
+    notebook.run("write")
+    page.wait_for_function(
+        "() => /0.25 MiB own/.test(document.querySelector('.inms-strip').innerText)"
+    )
+    page.wait_for_timeout(1200)
+    assert 0.2 < page.evaluate(yellow, 0) < 0.3, "one of four layers"
+    assert page.evaluate(yellow, 1) == 0
+    notebook.run("frame")
+    under = page.locator(".inms-under")
+    page.wait_for_function(
+        "() => /^1.weight/.test(document.querySelector('.inms-under').innerText)"
+    )
+    assert under.inner_text() == "1.weight: 0 own, 64 shared, 0 not touched, of 64 pages"
+    assert page.locator(".inms-weights .inms-message").nth(1).inner_text() == "nobody wrote here"
+    strips.nth(0).locator("button").click()
+    page.locator(".inms-weights summary").click()
+    rows = page.locator(".inms-weights tbody tr")
+    assert rows.first.inner_text().split() == ["2.weight", "64", "0", "0"]
+    assert notebook.lab.clashes() == []
+    notebook.run("end")
+    page.wait_for_function(
+        "() => /closed/.test(document.querySelector('.inms-weights h3').innerText)"
+    )
+    page.locator(".inms-weights").screenshot(path=tmp_path / "weights.png")
 
 
 def test_a_view_says_that_its_kernel_is_gone(notebook: Notebook) -> None:

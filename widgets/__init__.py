@@ -17,6 +17,7 @@ _HOME = {
     "Snapshot": "snapshot",
     "Timeline": "view",
     "View": "view",
+    "WeightsMap": "weights",
     "contexts_at": "frames",
     "export_html": "export",
     "measures_at": "frames",

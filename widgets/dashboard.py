@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ipywidgets import VBox
+from ipywidgets import VBox, Widget
 
+from inms_lab import reload
 from inms_lab.errors import LogUnreadable
 from inms_lab.logs.log import Log
-from inms_lab.notebook import reload
 from inms_lab.notebook.lab import Lab
 
 from .export import export_html
@@ -18,11 +18,15 @@ from .settings import Settings
 from .snapshot import Snapshot
 from .view import PARTS, View
 
+if TYPE_CHECKING:
+    from inms_lab.parameters.shared import SharedParameters
+
 
 class Dashboard(VBox):
     """`Dashboard(lab)` as a cell's last line: live while the lab runs, a replay afterwards.
 
-    Also of a log, or of the path of a saved one. `lang`: "en" or "zh"; `projector`: large type.
+    Also of a log, or of the path of a saved one. `weights`: shared parameters, whose page map is
+    shown as well. `lang`: "en" or "zh"; `projector`: large type.
     Running the cell again replaces the dashboard.
     """
 
@@ -34,9 +38,16 @@ class Dashboard(VBox):
         lang: str = "en",
         projector: bool = False,
         parts: tuple[str, ...] = PARTS,
+        weights: SharedParameters | None = None,
     ) -> None:
         self.view = View(source, parts=parts, lang=lang, projector=projector)
-        panels = [Settings(source, lang)] if isinstance(source, Lab) else []
+        panels: list[Widget] = []
+        if weights is not None:
+            from .weights import WeightsMap
+
+            panels.append(WeightsMap(weights, lang=lang, projector=projector))
+        if isinstance(source, Lab):
+            panels.append(Settings(source, lang))
         super().__init__([self.view, *panels])
         self.closed = False
         self.lang, self.projector = lang, projector

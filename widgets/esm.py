@@ -49,11 +49,20 @@ def esm(parts: tuple[str, ...] = tuple(PARTS), offline: bool = False) -> str:
     names: list[str] = []
     for file in ("fold", "hub", *(file for file, _ in chosen)):
         _collect(file, names)
-    sources = [_EXPORT.sub("", _IMPORT.sub("", _read(f"js/{name}.js"))) for name in names]
+    sources = map(_inner, names)
     table = ",".join(f"{part}:{PARTS[part][1]}" for part in PARTS if part in parts)
     main = _PARTS.sub(f"const PARTS = {{{table}}};", _IMPORT.sub("", _read("js/main.js")))
     last = [_IMPORT.sub("", _read("js/offline.js"))] if offline else []
     return _ENDS.sub("}", str(jsmin("".join((*sources, main, *last)))))
+
+
+@cache
+def alone(name: str) -> str:
+    """The source of a widget that is one file and what it imports."""
+    names: list[str] = []
+    _collect(name, names)
+    main = _IMPORT.sub("", _read(f"js/{name}.js"))
+    return _ENDS.sub("}", str(jsmin("".join((*map(_inner, names[:-1]), main)))))
 
 
 @cache
@@ -68,7 +77,17 @@ def loader(parts: tuple[str, ...] = tuple(PARTS)) -> str:
 @cache
 def css() -> str:
     """The style sheets of all parts, joined: a page keeps one for all views."""
-    return "".join(_read(f"css/{name}.css") for name in ("base", *(f for f, _ in PARTS.values())))
+    return styles("base", *(file for file, _ in PARTS.values()))
+
+
+def styles(*names: str) -> str:
+    """Some style sheets, joined."""
+    return "".join(_read(f"css/{name}.css") for name in names)
+
+
+def _inner(name: str) -> str:
+    """A file without its imports and without the word `export`."""
+    return _EXPORT.sub("", _IMPORT.sub("", _read(f"js/{name}.js")))
 
 
 def _collect(name: str, names: list[str]) -> None:

@@ -17,10 +17,10 @@ from uuid import uuid4
 import anywidget
 import traitlets
 
+from inms_lab import reload
 from inms_lab.errors import BadInput, InmsError
 from inms_lab.logs.log import Log
 from inms_lab.logs.open_log import open_log
-from inms_lab.notebook import reload
 from inms_lab.notebook.lab import Lab
 
 from . import esm

@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from inms_lab import reload
 from inms_lab.books.gate import DEFAULT, Gate
 from inms_lab.config import Config
 from inms_lab.decisions.copies import Copies
 from inms_lab.decisions.policy import DEFAULT as DEFAULT_TENANT
 from inms_lab.decisions.policy import Policy, by_name
 from inms_lab.model.forward import Forward
-from inms_lab.notebook import opening, reload, usage
+from inms_lab.notebook import opening, usage
 from inms_lab.notebook.agent import Agent
 from inms_lab.notebook.group import Group
 from inms_lab.notebook.keeper import Keeper

@@ -93,11 +93,13 @@ def cached(piece: Piece) -> int:
     system, num_bytes = libc(), ctypes.c_size_t(piece.num_bytes)
     view = View(piece.num_bytes)
     view.lay([Piece(0, piece.num_bytes, piece.memory)])
-    pages = (ctypes.c_ubyte * (piece.num_bytes // PAGE))()
-    told = system.mincore(ctypes.c_void_p(view.address), num_bytes, pages)
+    pages = np.empty(piece.num_bytes // PAGE, np.uint8)
+    told = system.mincore(
+        ctypes.c_void_p(view.address), num_bytes, ctypes.c_void_p(pages.ctypes.data)
+    )
     view.close()
     assert told == 0
-    return int((np.frombuffer(pages, np.uint8) & 1).sum()) * PAGE
+    return int((pages & 1).sum()) * PAGE
 
 
 class Prefetch:

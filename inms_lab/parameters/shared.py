@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from inms_lab import reload
 from inms_lab.errors import AgentDied, BadInput, MergeRefused, ParametersClosed
 from inms_lab.leases import Row
 from inms_lab.parameters.agent import AgentProcess
@@ -72,6 +73,7 @@ class SharedParameters:
         self._merging, self._lock = threading.Lock(), threading.RLock()
         self._num_made = 0
         self.closed = False
+        reload.register(self)  # a notebook's cell that is run again ends its earlier agents
 
     def __repr__(self) -> str:
         size = f"{self.layout.weight_bytes / 2**20:.1f} MiB"

@@ -1,5 +1,5 @@
 // Each holder's context: coloured segments in order, and the text that they are made of.
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 import { shiftOf } from "./state.js";
 import { stepPut, stepSaid, stepText } from "./stepper.js";
 

@@ -1,5 +1,5 @@
 // The transport of the picture (what is shown) and the controls of the lab (what happens).
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 import { labOpen } from "./units.js";
 
 const RATES = [1, 2, 5, 10, 25, 100, 1000]; // steps of play a second

@@ -1,7 +1,8 @@
 // What is pinned: a block's text, keys and holders, and everything that ever happened to it.
 import { PUBLISHED, hex } from "./wire.js";
 import { WRITTEN } from "./pool.js";
-import { el, runs } from "./hub.js";
+import { runs } from "./hub.js";
+import { el } from "./dom.js";
 import { shiftOf } from "./state.js";
 import { poolNamed, holdersOf, lightHolder } from "./map_people.js";
 

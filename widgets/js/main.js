@@ -1,6 +1,7 @@
 // A dashboard on a page: in a notebook through anywidget, or offline from one file.
 import { Fold } from "./fold.js";
-import { Hub, el } from "./hub.js";
+import { Hub } from "./hub.js";
+import { el } from "./dom.js";
 import { bar } from "./bar.js";
 import { blockMap } from "./map.js";
 import { detail } from "./detail.js";

@@ -1,7 +1,8 @@
 // Every block of every pool: cells while they fit, then dots, one pixel a block, tiles of blocks.
 import { COPIED, COMMANDED, poolAt, blocksOf } from "./wire.js";
 import { sum } from "./state.js";
-import { KIND, fit, sharp } from "./hub.js";
+import { KIND } from "./hub.js";
+import { fit, sharp } from "./dom.js";
 import { CELL, HEAD, TIERS, FLASH, mapPen, mapPaint, mapLegend } from "./map_look.js";
 import { mapBlocks } from "./map_blocks.js";
 import { holdersOf, mapEdges, mapPeople } from "./map_people.js";

@@ -1,5 +1,5 @@
 // What blocks look like: glyphs, pens, colours that are worked out once, the legend.
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 
 // From these sizes on, in pixels a block: a number; all marks. The height of a heading.
 export const CELL = 13, MAP_BIG = 32, HEAD = 28,

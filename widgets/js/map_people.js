@@ -1,5 +1,5 @@
 // Who holds blocks: a chip for each holder, arcs to those of one block, and a block in words.
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 import { clamp, shiftOf } from "./state.js";
 
 const MAP_KINDS = { agent: "●", prompt: "◆", record: "▤" };

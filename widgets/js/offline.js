@@ -1,6 +1,6 @@
 // The dashboard on a page without a kernel: everything comes from the page itself.
 import { Fold, unbase } from "./fold.js";
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 import { build, unpack } from "./main.js";
 
 // `text`: base64 of the gzip of a packed message, as export.py writes it.

@@ -1,6 +1,7 @@
 // The decision stepper: seven checks one after the other, what came of it, and what if.
 import { STEPPED } from "./wire.js";
-import { el, runs } from "./hub.js";
+import { runs } from "./hub.js";
+import { el } from "./dom.js";
 import { mib, labOpen } from "./units.js";
 
 const STEP_CHECKS = "content written namespace label position gate room".split(" ").map(key => ({ key }));

@@ -1,6 +1,6 @@
 // The same in words: tables that can be read aloud and copied, and now and then one spoken line.
 import { SHARED, COPIED, EVICTED } from "./wire.js";
-import { el } from "./hub.js";
+import { el } from "./dom.js";
 import { barWords, barSet } from "./bar.js";
 
 const TABLE_MOST = 200; // rows of holders

@@ -1,5 +1,5 @@
 // A scrubber, a lane for each agent, and memory over the log; all over one axis: events.
-import { el, sharp, fit } from "./hub.js";
+import { el, sharp, fit } from "./dom.js";
 import { mib } from "./units.js";
 import { clamp } from "./state.js";
 import { TIME_ENDS, TimeIndex, timeFind } from "./moments.js";

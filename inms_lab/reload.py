@@ -1,4 +1,4 @@
-"""Re-running a cell closes what its earlier run made: a lab, a view."""
+"""Re-running a cell closes what its earlier run made: a lab, a view, shared parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inms_lab.shell import shell
 
 
 class Closable(Protocol):
-    """A lab or a view."""
+    """What is to be closed."""
 
     closed: bool
 
