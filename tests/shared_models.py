@@ -110,3 +110,25 @@ def is_gone(pid: int) -> bool:
 def others() -> list[int]:
     """Who else holds shared weights of this process."""
     return [pid for pid in holders(f"inms-weights-{os.getpid()}") if pid != os.getpid()]
+
+
+def tell(model: torch.nn.Module, out: Any, number: int = 1) -> float:
+    """Send a megabyte to another agent; gives its sum."""
+    draft = out.draft({"kv": torch.empty(512, 512, device="meta")})
+    kv = draft.tensors["kv"]
+    kv.copy_(torch.arange(512 * 512).view(512, 512) % (number + 5))
+    total = float(kv.sum())
+    del kv
+    out.send(draft)
+    return total
+
+
+def hear(model: torch.nn.Module, into: Any) -> dict[str, float]:
+    """Receive it: its sum, and what share of its pages is this process' own now."""
+    from inms_lab.parameters import kernel
+
+    kv = into.receive()["kv"]
+    total = float(kv.sum())
+    states = kernel.page_states("self", kv.data_ptr(), kv.nbytes)
+    assert states is not None
+    return {"sum": total, "copied": float((states != kernel.SHARED).mean())}

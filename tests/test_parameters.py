@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -475,3 +476,14 @@ def test_an_interrupt_between_two_requests_disturbs_neither() -> None:
         for _ in range(20):
             agent.interrupt()
             assert agent.run(twice)[1] == agent.pid
+
+
+def test_the_module_that_was_copied_is_not_kept() -> None:
+    module = mlp()
+    weight = weakref.ref(module[0].weight)
+    with SharedParameters(module) as params:
+        del module
+        gc.collect()
+        assert weight() is None
+        with pytest.raises(BadInput, match="were copied into shared memory"):
+            params.source.tensors()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,13 +16,15 @@ from typing import Any
 
 import cloudpickle
 
-from inms_lab.errors import AgentClosed, AgentDied, InmsError
-from inms_lab.parameters import child
+from inms_lab.errors import AgentClosed, AgentDied, BadInput, InmsError
+from inms_lab.parameters import child, lines
+from inms_lab.parameters.host import MIB
 from inms_lab.parameters.parent import NurseryLine
 from inms_lab.parameters.region import Memory
 from inms_lab.parameters.travel import packed
 from inms_lab.parameters.versions import Delta, Version
 
+_LINES = itertools.count(1)
 _Asked = tuple[Future[Any], bytes, list[int]]  # who waits, the message, the files behind it
 
 
@@ -77,6 +81,24 @@ class AgentProcess:
         about, memories = packed(version)
         self._wait(self._start(child.move, about, discard, handles=memories))
         self.base = version
+
+    def line_to(self, other: AgentProcess, budget: int = 256 * MIB) -> tuple[lines.End, lines.End]:
+        """A line from this agent to another: what it gets as its `Outbox`, and the other as its
+        `Inbox`, when they are passed to `run`. `budget`: see `Outbox`. Both must be at rest.
+
+        Raises `BadInput`, `AgentDied`, `AgentClosed`.
+        """
+        if not isinstance(other, AgentProcess) or other is self:
+            raise BadInput(f"a line goes from {self.name} to another agent, not to {other!r}")
+        number = next(_LINES)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            out = self._start(lines.keep_outbox, number, budget, handles=[ours.fileno()])
+            into = other._start(lines.keep_inbox, number, handles=[theirs.fileno()])
+            self._wait(out)
+            other._wait(into)
+        ends = (self.name, lines.OUTBOX), (other.name, lines.INBOX)
+        return lines.End(number, *ends[0]), lines.End(number, *ends[1])
 
     def interrupt(self) -> None:
         """What it does now ends, with KeyboardInterrupt."""

@@ -64,9 +64,10 @@ class SharedParameters:
             raise BadInput(
                 f"settings are {', '.join(Settings.__slots__)}; not {', '.join(single)}"
             ) from None
-        self.source = source_of(source, make, dtype)
-        self.layout = self.source.layout
-        pieces = filled(self.layout, self.source.tensors(), self.settings.shm_chunk_size)
+        found = source_of(source, make, dtype)
+        self.layout = found.layout
+        pieces = filled(self.layout, found.tensors(), self.settings.shm_chunk_size)
+        self.source = found.emptied()
         self._version = Version(0, tuple(pieces), self.source.digest)
         self._nursery: NurseryLine | None = None
         self._agents: dict[str, AgentProcess] = {}

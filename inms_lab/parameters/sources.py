@@ -33,6 +33,14 @@ class Source:
     make: Make | None
     folder: Path | None = None  # where its configuration and tokenizer are
 
+    def emptied(self) -> Source:
+        """What is known of it, without the tensors: they are in shared memory, once."""
+        return replace(self, tensors=_copied)
+
+
+def _copied() -> Iterator[tuple[str, torch.Tensor]]:
+    raise BadInput("these tensors were copied into shared memory: ask SharedParameters.tensors()")
+
 
 def source_of(
     what: str | Path | torch.nn.Module | Mapping[str, torch.Tensor],
