@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 import weakref
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,7 @@ from inms_lab.errors import (
 )
 from inms_lab.parameters import SharedParameters
 from inms_lab.parameters.kernel import PRIVATE, SHARED, holders
-from inms_lab.parameters.region import PAGE
+from inms_lab.parameters.region import PAGE, Memory, Piece, laid_over
 
 pytestmark = linux
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
@@ -487,3 +489,33 @@ def test_the_module_that_was_copied_is_not_kept() -> None:
         assert weight() is None
         with pytest.raises(BadInput, match="were copied into shared memory"):
             params.source.tensors()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_lies_above_hides_what_lies_below_page_by_page(seed: int) -> None:
+    rng = random.Random(seed)
+    num_pages = rng.randint(1, 40)
+    memories = [Memory.create(50 * PAGE) for _ in range(2)]
+
+    def drawn(memory: Memory) -> list[Piece]:
+        found, at = [], 0
+        while at < num_pages:
+            count = min(rng.randint(1, 5), num_pages - at)
+            if rng.random() < 0.6:
+                found.append(Piece(at * PAGE, count * PAGE, memory, rng.randint(0, 9) * PAGE))
+            at += count
+        return found
+
+    def by_page(pieces: list[Piece]) -> dict[int, tuple[int, int]]:
+        pages = [
+            (piece.start + at, (piece.memory.fd, piece.offset + at))
+            for piece in pieces
+            for at in range(0, piece.num_bytes, PAGE)
+        ]
+        return dict(pages)
+
+    below, above = map(drawn, memories)
+    rng.shuffle(above)
+    laid = laid_over(below, above)
+    assert by_page(laid) == by_page(below) | by_page(above)
+    assert all(one.stop <= other.start for one, other in pairwise(laid))

@@ -12,6 +12,7 @@ mapping (Linux; elsewhere that is left to the code here).
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import functools
@@ -132,9 +133,10 @@ def laid_over(below: Sequence[Piece], above: Sequence[Piece]) -> list[Piece]:
     cover = sorted(above, key=lambda piece: piece.start)
     for piece in below:
         at = piece.start
-        for over in cover:
-            if over.stop <= at or over.start >= piece.stop:
-                continue
+        first = bisect.bisect_right(cover, at, key=lambda over: over.stop)
+        for over in (cover[number] for number in range(first, len(cover))):
+            if over.start >= piece.stop:
+                break
             if over.start > at:
                 edges.append(_part(piece, at, over.start))
             at = over.stop
