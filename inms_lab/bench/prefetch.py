@@ -89,6 +89,7 @@ def _row(degree: int, runs: dict[int, list[dict[str, float]]]) -> dict[str, Any]
         f"to_degree_{first}": round(ratio, 3),
         "low": round(low, 3),
         "high": round(high, 3),
+        "verdict": "faster" if high < 1 else "slower" if low > 1 else "not told apart",
         "major_faults": sorted(run["faults"] for run in runs[degree])[len(runs[degree]) // 2],
         "asked_bytes": runs[degree][-1]["asked"],
         "warm_bytes": max(run["warm"] for run in runs[degree]),  # that were no cold start
