@@ -89,6 +89,26 @@ def test_weights_larger_than_the_budget_pass_through_it(source: Source, file: Fi
     assert resident(view) < everything - 2 * layer // 4096
 
 
+@pytest.mark.parametrize("degree", [1, 2])
+def test_a_layer_that_is_read_late_does_not_come_back(
+    source: Source, file: File, degree: int
+) -> None:
+    """Found by a lab: reading ahead takes a while, and a layer may be let go meanwhile."""
+    module, view, piece = opened(source, file)
+    plain = logits(module)
+    with Prefetch(module, view, source.layout, 0) as ahead:
+        layer = int(sum(np.diff(ahead.spans[0]).flatten()))
+        spans = [span for spans in ahead.spans for span in spans]
+    for _ in range(20):
+        forget(piece)
+        with Prefetch(module, view, source.layout, degree, (1 + degree) * layer, piece) as ahead:
+            assert torch.equal(logits(module), plain)
+        states = kernel.page_states("self", view.address, view.num_bytes)
+        assert states is not None
+        here = sum(int((states[a // PAGE : b // PAGE] != kernel.ABSENT).sum()) for a, b in spans)
+        assert here * PAGE < (1.2 + degree) * layer  # a fault maps neighbours too
+
+
 def test_what_was_written_is_never_let_go(source: Source, file: File) -> None:
     module, view, piece = opened(source, file)
     for parameter in module.parameters():
@@ -137,6 +157,8 @@ def test_what_was_forgotten_is_cold_and_layers_ahead_are_read_before_they_are_to
     assert cached(piece) == 0
     with Prefetch(module, view, source.layout, degree=2) as ahead:
         ahead._begin(0)  # the first layer begins, and nothing is computed
+        for reading in ahead._reading.values():
+            reading.result(30)
     asked = [span for spans in ahead.spans[1:3] for span in spans]
     states = kernel.page_states("self", view.address, view.num_bytes)
     assert states is not None

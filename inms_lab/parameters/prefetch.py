@@ -15,11 +15,10 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -133,22 +132,19 @@ class Prefetch:
                 "wanted at once: give more, or a smaller degree"
             )
         self.asked = self.let_go = 0
-        self._wanted: SimpleQueue[Span | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._read, name="inms-prefetch", daemon=True)
-        if self.degree:
-            self._thread.start()
+        # A thread of its own: even asking takes the system a while, for it finds the room.
+        self._reader = ThreadPoolExecutor(1, "inms-prefetch")
+        self._reading: dict[Span, Future[None]] = {}
         self._hooks = [
             layer.register_forward_pre_hook(lambda *_, n=number: self._begin(n))
             for number, layer in enumerate(layers)
         ]
 
     def close(self) -> None:
-        """The module is as it was; what was asked for is there."""
+        """The module is as it was; nothing is read any more that was only asked for."""
         for hook in self._hooks:
             hook.remove()
-        if self._thread.is_alive():
-            self._wanted.put(None)
-            self._thread.join()
+        self._reader.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Prefetch:
         return self
@@ -160,24 +156,26 @@ class Prefetch:
         """Layer `number` begins: the next ones are asked for, one far behind is let go."""
         count, last = len(self.spans), number + self.degree
         for ahead in range(number + 1 if number == 0 else last, last + 1) if self.degree else ():
-            self._ask(self.others if ahead == count else self.spans[ahead % count])
+            self._ask([*self.others * (ahead == count), *self.spans[ahead % count]])
         if self.kept < count:
             self._let_go(self.spans[(number - (self.kept - self.degree)) % count])
 
     def _ask(self, spans: Sequence[Span]) -> None:
-        for first, stop in spans:
-            self.asked += stop - first
-            self._wanted.put((first, stop))
+        for span in spans:
+            if span not in self._reading or self._reading[span].done():
+                self.asked += span[1] - span[0]
+                self._reading[span] = self._reader.submit(self._read, span)
 
-    def _read(self) -> None:
-        """On a thread of its own: even asking takes the system a while, for it finds the room."""
-        while (span := self._wanted.get()) is not None:
-            where = (self.view.address + span[0], span[1] - span[0])
-            if not _advise(*where, POPULATE_READ):
-                _advise(*where, mmap.MADV_WILLNEED)
+    def _read(self, span: Span) -> None:
+        where = (self.view.address + span[0], span[1] - span[0])
+        if not _advise(*where, POPULATE_READ):
+            _advise(*where, mmap.MADV_WILLNEED)
 
     def _let_go(self, spans: Sequence[Span]) -> None:
         for first, stop in spans:
+            reading = self._reading.pop((first, stop), None)
+            if reading is not None and not reading.cancel():
+                reading.result()  # else it would come back after it was let go
             states = kernel.page_states("self", self.view.address + first, stop - first)
             if states is None:
                 continue  # nobody knows what was written here
