@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import time
 from pathlib import Path
 
 import models
@@ -13,7 +14,7 @@ from shared_models import linux, mlp
 
 from inms_lab.bench.prefetch import measure
 from inms_lab.errors import BadInput, CacheNotWritable
-from inms_lab.parameters import kernel
+from inms_lab.parameters import kernel, prefetch
 from inms_lab.parameters.prefetch import File, Prefetch, cached, forget
 from inms_lab.parameters.region import PAGE, Piece, View
 from inms_lab.parameters.sources import Source, source_of
@@ -91,15 +92,22 @@ def test_weights_larger_than_the_budget_pass_through_it(source: Source, file: Fi
 
 @pytest.mark.parametrize("degree", [1, 2])
 def test_a_layer_that_is_read_late_does_not_come_back(
-    source: Source, file: File, degree: int
+    source: Source, file: File, degree: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Found by a lab: reading ahead takes a while, and a layer may be let go meanwhile."""
+    advise = prefetch._advise
+
+    def slow(address: int, num_bytes: int, advice: int) -> bool:
+        time.sleep(0.03 * (advice == prefetch.POPULATE_READ))
+        return advise(address, num_bytes, advice)
+
+    monkeypatch.setattr(prefetch, "_advise", slow)
     module, view, piece = opened(source, file)
     plain = logits(module)
     with Prefetch(module, view, source.layout, 0) as ahead:
         layer = int(sum(np.diff(ahead.spans[0]).flatten()))
         spans = [span for spans in ahead.spans for span in spans]
-    for _ in range(20):
+    for _ in range(3):
         forget(piece)
         with Prefetch(module, view, source.layout, degree, (1 + degree) * layer, piece) as ahead:
             assert torch.equal(logits(module), plain)
