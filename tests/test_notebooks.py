@@ -279,6 +279,21 @@ def test_an_edited_cell_is_still_the_same_cell(kernel: Kernel) -> None:
     kernel.run(f"for lab in {labs}: lab.close()")
 
 
+@pytest.mark.skipif(not Path("/proc/self/pagemap").exists(), reason="Linux' figures of pages")
+def test_an_agent_s_name_is_free_when_its_cell_is_run_again(kernel: Kernel) -> None:
+    kernel.run("""
+import torch
+from inms_lab.parameters import SharedParameters
+params = SharedParameters(torch.nn.Linear(8, 8), preload=())
+was = []""")
+    cell = "ada = params.agent('ada'); was.append(ada); print(ada.run(type).__name__, len(was))"
+    assert kernel.run(cell, cell_id="agent") == "Linear 1\n"
+    assert kernel.run(cell, cell_id="agent") == "Linear 2\n"
+    assert kernel.value("[one.closed for one in was]") == [True, False]
+    assert kernel.error("params.agent('ada')") == "BadInput", "another cell's is left alone"
+    kernel.run("params.close()")
+
+
 def test_a_cell_that_failed_to_make_a_lab_can_be_run_again(kernel: Kernel) -> None:
     for cell in ("lab = Lab('no/such/model')", "lab = Lab(DryModel(100, 2048), mode='magic')"):
         name = kernel.error(cell)

@@ -418,7 +418,7 @@ def test_weights_light_up_in_the_strip_of_who_writes_them(
     strips = page.locator(".inms-strip")
     assert [strips.nth(n).locator("button").inner_text() for n in range(2)] == ["ada", "ben"]
     said = strips.nth(0).locator("span")
-    assert said.inner_text().startswith("0.00 MiB own")
+    assert said.inner_text().startswith("0 KiB own")
     yellow = """n => { const c = document.querySelectorAll('.inms-strip canvas')[n],
       d = c.getContext('2d').getImageData(0, 0, c.width, 4).data;
       let count = 0; for (let i = 0; i < d.length; i += 4) count += d[i] > 200 && d[i + 1] > 200;
@@ -426,7 +426,7 @@ def test_weights_light_up_in_the_strip_of_who_writes_them(
     assert page.evaluate(yellow, 0) == page.evaluate(yellow, 1) == 0
     notebook.run("write")
     page.wait_for_function(
-        "() => /0.25 MiB own/.test(document.querySelector('.inms-strip').innerText)"
+        "() => /256 KiB own/.test(document.querySelector('.inms-strip').innerText)"
     )
     page.wait_for_timeout(1200)
     assert 0.2 < page.evaluate(yellow, 0) < 0.3, "one of four layers"

@@ -1,9 +1,9 @@
-"""The README's pictures, docs/{lab00,dashboard,check}.png: `python tools/screenshot.py`
+"""The README's pictures, docs/{lab00,dashboard,check,weights}.png: `python tools/screenshot.py`
 
 Opens lab 00 in a real JupyterLab in Chromium and runs it up to the dashboard. The first picture is
 of the cell in which two agents write while the view shows what they share; the second of the
 dashboard, taken back to the copy-on-write, with a block pinned. The third is of lab 02, where a
-class with its last fault left in it has been checked.
+class with its last fault left in it has been checked; the fourth of the page map of lab 13.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import nbformat
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 LAB, SECOND = "00_start_here.ipynb", "02_blocks_refcounts_copy_on_write.ipynb"
+WEIGHTS = "13_one_copy_of_the_weights.ipynb"
 MENDED = "            self.found.pop(self.key.pop(block, None), None)\n            self.text"
 SMALL, LARGE = {"width": 1180, "height": 830}, {"width": 1760, "height": 2000}
+TALL = {"width": 1180, "height": 1400}
 MOST_BYTES = 400_000
 BACK = """() => {
   const { hub } = [...document.querySelectorAll('.inms-dash')].at(-1);
@@ -75,6 +77,23 @@ def main() -> None:
             lab.scroll_to(checking)
         page.wait_for_timeout(1000)
         save(page, "check.png")
+        page_map(page, address)
+
+
+def page_map(page: browser.Page, address: str) -> None:
+    """The weights of eight agents, of whom one trains."""
+    cells = nbformat.read(ROOT / "labs" / WEIGHTS, as_version=4).cells
+    looking = next(i for i, cell in enumerate(cells) if "WeightsMap(params)" in cell.source)
+    lab = browser.LabPage(page, address, WEIGHTS)
+    lab.tidy()
+    page.set_viewport_size(TALL)
+    lab.run_above(looking + 1)
+    lab.wait_until_run()
+    for _ in range(2):
+        lab.scroll_to(looking)
+    page.wait_for_timeout(1500)  # what lights up has faded
+    page.locator(".inms-weights").first.screenshot(path=DOCS / "weights.png")
+    said("weights.png")
 
 
 def with_the_last_fault(path: Path) -> int:

@@ -50,7 +50,9 @@ def picture(now: dict[str, Any], tensors: Sequence[Any], look: dict[str, Any], l
 def _told(holder: dict[str, Any], tell: Any) -> str:
     if holder["state"] != "lives":
         return str(tell("weights_ended"))
-    return str(tell("weights_has", f"{holder['own'] / MIB:.1f} MiB", holder["version"]))
+    own = holder["own"]
+    size = f"{own / MIB:.1f} MiB" if own >= MIB else f"{own >> 10} KiB"
+    return str(tell("weights_has", size, holder["version"]))
 
 
 def _strip(holder: dict[str, Any], y: int, tell: Any) -> str:

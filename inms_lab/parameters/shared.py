@@ -113,6 +113,7 @@ class SharedParameters:
         Raises `BadInput` if an agent of this name lives, `NotEnoughMemory` if there can be no more
         processes.
         """
+        reload.renew()  # an agent that an earlier run of this cell has made gives its name up
         with self._lock:
             self._require_open()
             self._num_made += 1
@@ -125,6 +126,7 @@ class SharedParameters:
                 raise BadInput(f"threads is 1 or more, not {threads!r}")
             agent = AgentProcess(name, self._started(), threads, seed, self._version)
             self._agents[name] = agent
+            reload.register(agent)
             return agent
 
     def leases(self) -> list[Row]:

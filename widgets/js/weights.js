@@ -2,7 +2,7 @@
 import { el, fit, sharp } from "./dom.js";
 
 const MIB = 2 ** 20, LABEL = 150, GLOW = 700; // pixels, milliseconds
-const size = bytes => `${(bytes / MIB).toFixed(bytes < 10 * MIB ? 2 : 1)} MiB`;
+const size = bytes => (bytes < MIB ? `${Math.round(bytes / 1024)} KiB` : `${(bytes / MIB).toFixed(1)} MiB`);
 
 // Tensors of one layer are one group: "model.layers.3", or a tensor's own name without its end.
 const groupOf = name => name.match(/^.*?\.\d+(?=\.)/)?.[0] ?? name.replace(/\.(weight|bias)$/, "");
