@@ -519,3 +519,9 @@ def test_what_lies_above_hides_what_lies_below_page_by_page(seed: int) -> None:
     laid = laid_over(below, above)
     assert by_page(laid) == by_page(below) | by_page(above)
     assert all(one.stop <= other.start for one, other in pairwise(laid))
+
+
+def test_an_agent_is_not_sent_to_an_agent() -> None:
+    with shared() as params, params.agent("ada") as ada:
+        with pytest.raises(BadInput, match="ada is a process and cannot be sent"):
+            ada.run(lambda model: ada.name)

@@ -46,6 +46,12 @@ class AgentProcess:
     def __repr__(self) -> str:
         return f"<agent process {self.name}, pid {self.pid}, version {self.base.number}>"
 
+    def __reduce__(self) -> Any:
+        raise BadInput(
+            f"{self.name} is a process and cannot be sent to one: pass what is needed of it, or an "
+            "end of a line (line_to)"
+        )
+
     @property
     def lives(self) -> bool:
         """Whether its process is there and it was not closed."""
