@@ -13,7 +13,7 @@ import pytest
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
-from notebooks import LABS, ROOT, run
+from notebooks import LABS, ROOT, kernel
 
 pytestmark = [pytest.mark.slow, pytest.mark.model]
 
@@ -230,6 +230,72 @@ MUTATIONS = {
         "return pool_id",
         "12",
     ),
+    "memory that somebody still reads is used again": (
+        "parameters/postbox.py",
+        "if n not in sent and not sheet.in_use]",
+        "if not sheet.in_use]",
+        "15",
+    ),
+    "layers behind are never let go": (
+        "parameters/prefetch.py",
+        "if self.kept < count:",
+        "if False:",
+        "15",
+    ),
+    "agents are placed in order of arrival": (
+        "parameters/grouping.py",
+        "return min((_improved(start, rooms, near) for start in starts),",
+        "return min(starts[1:],",
+        "15",
+    ),
+    "replicas outlive a write": (
+        "parameters/replicas.py",
+        "            block.replicas.clear()\n",
+        "",
+        "15",
+    ),
+    "a page that was written is called shared": (
+        "parameters/kernel.py",
+        "own = (words & _OF_A_FILE) == 0",
+        "own = words == 0",
+        "13",
+    ),
+    "what was there before the fork is looked through for garbage": (
+        "parameters/nursery.py",
+        "        gc.freeze()\n",
+        "",
+        "13",
+    ),
+    "who discards its changes keeps them": (
+        "parameters/child.py",
+        '"""Take its changes back."""\n    me.view.lay(me.base.pieces)\n',
+        '"""Take its changes back."""\n',
+        "13",
+    ),
+    "validation looks at the weights that there are": (
+        "parameters/shared.py",
+        "module = module_on(self._make(), version.view(self.num_bytes), self.layout)",
+        "module = self.module()",
+        "14",
+    ),
+    "what validation says does not count": (
+        "parameters/shared.py",
+        "if good is False:",
+        "if False:",
+        "14",
+    ),
+    "all branches weigh alike": (
+        "parameters/averaging.py",
+        "return [w / sum(given) for w in given]",
+        "return [1 / len(given) for _ in given]",
+        "14",
+    ),
+    "a version has the digest of the one before": (
+        "parameters/versions.py",
+        "version = Version(base.number + 1, pieces, hashed.hexdigest())",
+        "version = Version(base.number + 1, pieces, base.digest)",
+        "14",
+    ),
 }
 
 
@@ -244,33 +310,34 @@ def broken(what: str, folder: Path) -> Path:
     return package
 
 
-def compared(notebook: NotebookNode) -> list[str]:
-    """What nbval compares: the texts that cells print and show, unless they are marked."""
-    cells = [c for c in notebook.cells if c.cell_type == "code"]
-    kept = [c for c in cells if not c.source.startswith("# NBVAL_IGNORE_OUTPUT")]
-    texts = []
-    for cell in kept:
-        parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
-        texts.append("".join(parts))
-    return texts
+def compared(cell: NotebookNode) -> str:
+    """What nbval compares of a cell: the texts that it prints and shows, unless it is marked."""
+    if cell.cell_type != "code" or cell.source.startswith("# NBVAL_IGNORE_OUTPUT"):
+        return ""
+    parts = (o.get("text") or o.get("data", {}).get("text/plain", "") for o in cell.outputs)
+    return "".join(parts)
 
 
 def red(number: str, package: Path) -> str:
-    """Why the lab with this number is red when it is run on this engine; "": it is green."""
+    """Why the lab with this number is red when it is run on this engine, as soon as it is; "": it
+    is green."""
     (path,) = (LABS / "solutions").glob(f"{number}_*.ipynb")
     notebook = nbformat.read(path, as_version=4)
-    committed = compared(notebook)
+    committed = [compared(cell) for cell in notebook.cells]
     probe = "import inms_lab, pathlib; print(pathlib.Path(inms_lab.__file__).parent)"
-    notebook.cells.insert(0, new_code_cell(probe))
-    try:
-        run(notebook, PYTHONPATH=str(package.parent))
-    except CellExecutionError as error:
-        return str(error)
-    finally:
-        said = notebook.cells[0].outputs[0].text.strip()
-        assert Path(said) == package, "another engine was run"
-    pairs = zip(compared(notebook)[1:], committed, strict=True)
-    return next((f"{new!r} instead of {old!r}" for new, old in pairs if new != old), "")
+    notebook.cells.append(new_code_cell(probe))
+    with kernel(notebook, PYTHONPATH=str(package.parent)) as client:
+        last = len(notebook.cells) - 1
+        client.execute_cell(notebook.cells[last], last)
+        assert Path(notebook.cells[last].outputs[0].text.strip()) == package, "another engine"
+        for at, old in enumerate(committed):
+            try:
+                client.execute_cell(notebook.cells[at], at)
+            except CellExecutionError as error:
+                return str(error)
+            if (new := compared(notebook.cells[at])) != old:
+                return f"{new!r} instead of {old!r}"
+    return ""
 
 
 @pytest.mark.parametrize("what", MUTATIONS)
@@ -280,9 +347,10 @@ def test_a_lab_turns_red_on_a_broken_engine(what: str, tmp_path: Path) -> None:
     assert why, "it is green"
 
 
-@pytest.mark.parametrize("number", ["01", "02", "03", "04", "05", "06", "07", "08", "09", "11"])
+@pytest.mark.parametrize("number", ["01", "05", "09"])
 def test_a_lab_stays_green_on_a_copy_that_is_sound(number: str, tmp_path: Path) -> None:
-    """So that what turns red above does so for the mutation's sake."""
+    """So that what turns red above does so for the mutation's sake: without a model, with one, and
+    with kernels that are compiled. (All labs are green on the engine itself: nbval.)"""
     package = tmp_path / "inms_lab"
     shutil.copytree(ROOT / "inms_lab", package, ignore=shutil.ignore_patterns("__pycache__"))
     assert not red(number, package)

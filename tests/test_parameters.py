@@ -42,7 +42,7 @@ from inms_lab.errors import (
 )
 from inms_lab.parameters import SharedParameters
 from inms_lab.parameters.kernel import PRIVATE, SHARED, holders
-from inms_lab.parameters.region import PAGE, Memory, Piece, laid_over
+from inms_lab.parameters.region import PAGE, Memory, Piece, View, laid_over
 
 pytestmark = linux
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
@@ -522,6 +522,13 @@ def test_what_lies_above_hides_what_lies_below_page_by_page(seed: int) -> None:
 
 
 def test_an_agent_is_not_sent_to_an_agent() -> None:
-    with shared() as params, params.agent("ada") as ada:
-        with pytest.raises(BadInput, match="ada is a process and cannot be sent"):
-            ada.run(lambda model: ada.name)
+    refused = pytest.raises(BadInput, match="ada is a process and cannot be sent")
+    with shared() as params, params.agent("ada") as ada, refused:
+        ada.run(lambda model: ada.name)
+
+
+def test_a_sealed_memory_is_laid_privately_only() -> None:
+    memory = Memory.create(PAGE)
+    memory.seal()
+    with pytest.raises(BadInput, match="lay it privately"):
+        View(PAGE).lay([Piece(0, PAGE, memory)], shared=True)

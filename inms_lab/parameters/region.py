@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -186,6 +187,8 @@ def _mmap(address: int | None, length: int, access: int, flags: int, fd: int, at
     got = libc().mmap(address, length, access, flags, fd, at)
     if got == _FAILED:
         code = ctypes.get_errno()
+        if code == errno.EPERM:
+            raise BadInput("a sealed memory cannot be laid as shared: lay it privately")
         raise NotEnoughMemory(
             f"{length:,} bytes cannot be mapped ({os.strerror(code)}): raise the limit on address "
             "space (`ulimit -v unlimited`), or vm.max_map_count if there are many pieces"

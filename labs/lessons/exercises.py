@@ -68,6 +68,9 @@ EXERCISES = {
         Exercise("budget", "10", 15, "medium", "budgeting:copy_budget", seconds=60.0),
         Exercise("suspect", "11", 20, "medium", "suspecting:suspects"),
         Exercise("protect", "12", 15, "medium", "protecting:protect", seconds=60.0),
+        Exercise("unshare", "13", 15, "medium", "unsharing:unshare"),
+        Exercise("accept", "14", 20, "medium", "accepting:accepts", seconds=60.0),
+        Exercise("afford", "15", 15, "medium", "affording:afford"),
     )
 }
 
