@@ -132,3 +132,21 @@ def hear(model: torch.nn.Module, into: Any) -> dict[str, float]:
     states = kernel.page_states("self", kv.data_ptr(), kv.nbytes)
     assert states is not None
     return {"sum": total, "copied": float((states != kernel.SHARED).mean())}
+
+
+def has_a_child(model: torch.nn.Module) -> None:
+    """Fork a process that stays for a minute, and wait for it."""
+    if not os.fork():
+        time.sleep(60)
+        os._exit(0)
+    time.sleep(60)
+
+
+def num_open(model: torch.nn.Module) -> int:
+    """How many files this process has open."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+def pid_of(model: torch.nn.Module) -> int:
+    """This process."""
+    return os.getpid()

@@ -292,8 +292,8 @@ MUTATIONS = {
     ),
     "a version has the digest of the one before": (
         "parameters/versions.py",
-        "version = Version(base.number + 1, pieces, hashed.hexdigest())",
-        "version = Version(base.number + 1, pieces, base.digest)",
+        "Version(base.number + 1, pieces, hashed.hexdigest(), base.origin, deltas)",
+        "Version(base.number + 1, pieces, base.digest, base.origin, deltas)",
         "14",
     ),
 }

@@ -17,11 +17,11 @@ from typing import Any
 import cloudpickle
 
 from inms_lab.errors import AgentClosed, AgentDied, BadInput, InmsError
-from inms_lab.parameters import child, lines
+from inms_lab.parameters import child, kernel, lines
 from inms_lab.parameters.host import MIB
 from inms_lab.parameters.parent import NurseryLine
 from inms_lab.parameters.region import Memory
-from inms_lab.parameters.travel import packed
+from inms_lab.parameters.travel import file_from, packed
 from inms_lab.parameters.versions import Delta, Version
 
 _LINES = itertools.count(1)
@@ -39,6 +39,7 @@ class AgentProcess:
         self.base, self.address = version, nursery.address
         self._line, self.pid, self.epoch = nursery.fork(name, threads, seed)
         self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._door, self._creator = threading.Lock(), os.getpid()  # who asks comes before the end
         # A daemon: whoever leaves without waiting for an answer is not held up by it.
         threading.Thread(target=self._serve, name=f"inms-{name}", daemon=True).start()
         self.closed = False
@@ -55,10 +56,7 @@ class AgentProcess:
     @property
     def lives(self) -> bool:
         """Whether its process is there and it was not closed."""
-        with suppress(OSError):
-            os.kill(self.pid, 0)
-            return not self.closed
-        return False
+        return not self.closed and kernel.lives(self.pid)
 
     def run(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`act(model, *args, **kwargs)` there; what it returns or raises comes back, copied. An
@@ -74,8 +72,8 @@ class AgentProcess:
 
     def delta(self) -> Delta:
         """The pages that it has changed, sealed as they are now."""
-        base, pages, written, handle = self._wait(self._start(child.take_delta))
-        return Delta(base, pages, Memory(handle), written)
+        base, of, pages, written, handle = self._wait(self._start(child.take_delta))
+        return Delta(base, of, pages, Memory(handle), written)
 
     def discard(self) -> None:
         """Take its changes back: its pages are free, and it has its version's weights again."""
@@ -83,7 +81,11 @@ class AgentProcess:
 
     def move(self, version: Version, *, discard: bool = False) -> None:
         """Go to another version. Raises `BranchRefused` if it has changes, unless they are to be
-        thrown away."""
+        thrown away, `BadInput` for a version of other weights; it has what it had then."""
+        if not isinstance(version, Version):
+            raise BadInput(
+                f"an agent moves to a version, as params.version is one, not {version!r}"
+            )
         about, memories = packed(version)
         self._wait(self._start(child.move, about, discard, handles=memories))
         self.base = version
@@ -97,14 +99,22 @@ class AgentProcess:
         if not isinstance(other, AgentProcess) or other is self:
             raise BadInput(f"a line goes from {self.name} to another agent, not to {other!r}")
         number = next(_LINES)
+        ends = lines.End(number, self, lines.OUTBOX), lines.End(number, other, lines.INBOX)
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            out = self._start(lines.keep_outbox, number, budget, handles=[ours.fileno()])
-            into = other._start(lines.keep_inbox, number, handles=[theirs.fileno()])
-            self._wait(out)
-            other._wait(into)
-        ends = (self.name, lines.OUTBOX), (other.name, lines.INBOX)
-        return lines.End(number, *ends[0]), lines.End(number, *ends[1])
+            asked = [other._start(lines.keep_inbox, number, handles=[theirs.fileno()])]
+            try:
+                args = (lines.keep_outbox, number, budget)
+                asked.append(self._start(*args, handles=[ours.fileno()]))
+                for one in asked:
+                    one.result()
+            except BaseException:  # who waits still for its end gets none, who has it drops it
+                for one in asked:
+                    one.cancel()
+                for end in ends:
+                    end.close()
+                raise
+        return ends
 
     def interrupt(self) -> None:
         """What it does now ends, with KeyboardInterrupt."""
@@ -119,9 +129,10 @@ class AgentProcess:
 
     def close(self) -> None:
         """It ends when it has done what it was asked; what it changed is gone with it."""
-        if not self.closed:
-            self.closed = True
-            self._asked.put(None)
+        with self._door:
+            if not self.closed:
+                self.closed = True
+                self._asked.put(None)
 
     def __enter__(self) -> AgentProcess:
         return self
@@ -132,10 +143,15 @@ class AgentProcess:
     def _start(
         self, act: Callable[..., Any], *args: Any, handles: list[int] | None = None, **kwargs: Any
     ) -> Future[Any]:
-        if self.closed:
-            raise AgentClosed(f"{self.name} is closed: make a new agent")
+        if os.getpid() != self._creator:
+            raise BadInput(f"{self.name} answers the process that has made it, and no child of it")
         answer: Future[Any] = Future()
-        self._asked.put((answer, cloudpickle.dumps((act, args, kwargs)), handles or []))
+        message = cloudpickle.dumps((act, args, kwargs))
+        with self._door:
+            if self.closed:
+                raise AgentClosed(f"{self.name} is closed: make a new agent")
+            # Files of its own: whoever asks may close theirs before they are sent.
+            self._asked.put((answer, message, [os.dup(handle) for handle in handles or []]))
         return answer
 
     def _serve(self) -> None:
@@ -147,6 +163,8 @@ class AgentProcess:
                     answer.set_result(self._ask(message, handles))
                 except BaseException as error:
                     answer.set_exception(error)
+            for handle in handles:
+                os.close(handle)
         self._line.close()
 
     def _wait(self, answer: Future[Any]) -> Any:
@@ -164,7 +182,7 @@ class AgentProcess:
                 reduction.send_handle(self._line, handle, self.pid)
             kind, value = cloudpickle.loads(self._line.recv_bytes())
             if kind == "handle":
-                return *value, reduction.recv_handle(self._line)
+                return *value, file_from(self._line)
         except (EOFError, OSError) as error:
             raise AgentDied(f"{self.name} (pid {self.pid}) has died: {self._why()}") from error
         if kind == "ok":

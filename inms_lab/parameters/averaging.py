@@ -59,7 +59,8 @@ def average(
         _mix([of(client, part) for client in range(len(deltas))], shares, kind)
         for part, kind in _by_kind(pages, layout)
     )
-    return Delta(base.number, pages, filled(pages, mixed), sum(d.written for d in deltas))
+    written = sum(one.written for one in deltas)
+    return Delta(base.number, base.digest, pages, filled(pages, mixed), written)
 
 
 def _mix(clients: list[torch.Tensor], shares: list[float], kind: torch.dtype) -> Pages:

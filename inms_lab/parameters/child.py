@@ -19,7 +19,7 @@ import cloudpickle
 import numpy as np
 import torch
 
-from inms_lab.errors import BranchRefused
+from inms_lab.errors import BadInput, BranchRefused, InmsError
 from inms_lab.parameters.region import Memory, View
 from inms_lab.parameters.travel import unpacked
 from inms_lab.parameters.versions import Version, delta
@@ -54,24 +54,38 @@ class OnModel:
 def take_delta(me: Me) -> WithHandle:
     """What it has changed."""
     found = delta(me.view, me.base)
-    return WithHandle((found.base, found.pages, found.written, found.memory))
+    return WithHandle((found.base, found.of, found.pages, found.written, found.memory))
 
 
 def discard(me: Me) -> None:
     """Take its changes back."""
-    me.view.lay(me.base.pieces)
+    _lay(me, me.base)
 
 
 def move(me: Me, about: dict[str, Any], throw_away: bool) -> None:
     """Go to another version."""
     version = unpacked(about, me.line)
+    if version.origin != me.base.origin:
+        raise BadInput(f"version {version.number} is one of other weights than {me.name} has")
     if not throw_away and len(delta(me.view, me.base).pages):
         raise BranchRefused(
             f"{me.name} has changed its weights: merge or discard that first, or move with "
             "discard=True"
         )
-    me.view.lay(version.pieces)
+    _lay(me, version)
     me.base = version
+
+
+def _lay(me: Me, version: Version) -> None:
+    """All of it, or what it had: an agent with half a version must not go on."""
+    try:
+        me.view.lay(version.pieces)
+    except InmsError:
+        try:
+            me.view.lay(me.base.pieces)
+        except InmsError:
+            os._exit(1)
+        raise
 
 
 def live(me: Me, beats: int, interval: float, seed: int) -> int:
@@ -87,6 +101,15 @@ def live(me: Me, beats: int, interval: float, seed: int) -> int:
 
     signal.signal(signal.SIGINT, interrupted)
     threading.Thread(target=_beat, args=(beats, interval), name="inms-beat", daemon=True).start()
+    pipe = [beats]
+
+    def forked() -> None:
+        """A child of the agent's own holds neither its line nor its pipe: their ends tell of it."""
+        me.line.close()
+        while pipe:
+            os.close(pipe.pop())
+
+    os.register_at_fork(after_in_child=forked)
     while True:
         try:
             asked = me.line.recv_bytes()
@@ -101,7 +124,7 @@ def live(me: Me, beats: int, interval: float, seed: int) -> int:
 def _done(me: Me, asked: bytes) -> tuple[bytes, Memory | None]:
     try:
         act, args, kwargs = cloudpickle.loads(asked)
-        me.busy = True
+        me.busy = isinstance(act, OnModel)  # all else is done whole, whatever comes
         answer = act(me, *args, **kwargs)
         me.busy = False
         if isinstance(answer, WithHandle):

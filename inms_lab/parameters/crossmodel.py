@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -217,7 +217,7 @@ class Search:
                 where = memory
                 offset = int(np.searchsorted(own, home - self.num_theirs)) * PAGE
             pieces.append(Piece(first * PAGE, count * PAGE, where, offset))
-        return Version(self._version.number, tuple(pieces), self._version.digest)
+        return replace(self._version, pieces=tuple(pieces))
 
 
 def _side_by_side(others: Sequence[Laid]) -> Version:

@@ -93,6 +93,18 @@ def between(pid: int | str, start: int, stop: int) -> Figures:
     return _sum(lines)
 
 
+def lives(pid: int) -> bool:
+    """Whether a process is there and has not ended (one that nobody has waited for has)."""
+    try:
+        os.kill(pid, 0)
+        told = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except ProcessLookupError:
+        return False
+    except OSError:  # it has ended meanwhile, is another user's, or there is no /proc
+        return not Path("/proc/self/stat").exists()
+    return told.rpartition(")")[2].split()[0] not in "ZX"
+
+
 def holders(name: str) -> list[int]:
     """The processes of this user that map, or have open, a shared memory of this name."""
     found = []

@@ -8,13 +8,17 @@ ben.run(hear, into)   # def hear(model, into): kv = into.receive()["kv"], an `In
 from __future__ import annotations
 
 import socket
-from multiprocessing import reduction
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from inms_lab.errors import BadInput
+from inms_lab.errors import AgentClosed, BadInput
 from inms_lab.parameters.child import Me
 from inms_lab.parameters.inbox import Inbox
 from inms_lab.parameters.postbox import Outbox
+from inms_lab.parameters.travel import file_from
+
+if TYPE_CHECKING:
+    from inms_lab.parameters.agent import AgentProcess
 
 OUTBOX, INBOX = "outbox", "inbox"
 _HERE: dict[tuple[int, str], Outbox | Inbox] = {}  # the ends of lines that this process has
@@ -22,16 +26,22 @@ _HERE: dict[tuple[int, str], Outbox | Inbox] = {}  # the ends of lines that this
 
 class End:
     """One end of a line, as the agents' creator has it. In the agent that it belongs to, it arrives
-    as its `Outbox` or `Inbox`; passed to another one, it raises `BadInput` there."""
+    as its `Outbox` or `Inbox`; passed to another one, it raises `BadInput` there. A line that is of
+    use no more is closed at one of its ends; else it ends with the agents."""
 
-    def __init__(self, number: int, owner: str, way: str) -> None:
-        self.number, self.owner, self.way = number, owner, way
+    def __init__(self, number: int, agent: AgentProcess, way: str) -> None:
+        self.number, self.way, self._agent = number, way, agent
 
     def __repr__(self) -> str:
-        return f"<{self.way} of {self.owner}>"
+        return f"<{self.way} of {self._agent.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _here, (self.number, self.owner, self.way)
+        return _here, (self.number, self._agent.name, self.way)
+
+    def close(self) -> None:
+        """The agent lets its end go, when it has done what it was asked before."""
+        with suppress(AgentClosed):
+            self._agent._start(drop, self.number, self.way)
 
 
 def _here(number: int, owner: str, way: str) -> Outbox | Inbox:
@@ -50,5 +60,11 @@ def keep_inbox(me: Me, number: int) -> None:
     _HERE[number, INBOX] = Inbox(_came(me))
 
 
+def drop(me: Me, number: int, way: str) -> None:
+    """An agent closes an end."""
+    if (number, way) in _HERE:
+        _HERE.pop((number, way)).close()
+
+
 def _came(me: Me) -> socket.socket:
-    return socket.socket(fileno=reduction.recv_handle(me.line))
+    return socket.socket(fileno=file_from(me.line))

@@ -16,7 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -199,9 +199,9 @@ def cold_on_disk(version: Version, file: File, hot: Pages) -> OnDisk:
     parts = in_parts(pages)
     memory = filled(pages, (rows[part] for part in parts))
     whole = file.open()
-    above = Delta(version.number, pages, memory, len(pages)).pieces()
+    above = Delta(version.number, version.digest, pages, memory, len(pages)).pieces()
     pieces = tuple(laid_over([whole], above))
     others = np.setdiff1d(np.arange(num_bytes // PAGE), pages, assume_unique=True)
     cold = tuple((first * PAGE, (first + count) * PAGE) for first, count in runs(others))
-    same = Version(version.number, pieces, version.digest)
+    same = replace(version, pieces=pieces)
     return OnDisk(same, whole, len(pages) * PAGE, cold)

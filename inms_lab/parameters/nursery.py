@@ -17,7 +17,6 @@ from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -29,7 +28,7 @@ from inms_lab.leases import Leases, Row
 from inms_lab.parameters import child
 from inms_lab.parameters.region import View
 from inms_lab.parameters.settings import Settings
-from inms_lab.parameters.travel import unpacked
+from inms_lab.parameters.travel import file_from, unpacked
 from inms_lab.parameters.weights import module_on
 
 
@@ -93,6 +92,8 @@ class Nursery:
             reply = ("system", error.strerror)
         except InmsError as error:
             reply = ("error", error)
+        except Exception as error:  # of a kind that the creator may not know
+            reply = ("error", RuntimeError(repr(error)))
         try:
             self.line.send(reply)
         except OSError:
@@ -105,7 +106,7 @@ class Nursery:
 
     def do_fork(self, name: str, threads: int, seed: int) -> tuple[int, int]:
         """A new agent; gives its pid and its epoch."""
-        with Connection(reduction.recv_handle(self.line)) as line:
+        with Connection(file_from(self.line)) as line:
             self.num_made += 1
             holder = (name, self.num_made)
             hears, beats = os.pipe()
@@ -144,8 +145,13 @@ class Nursery:
 
     def do_lay(self, about: dict[str, Any]) -> None:
         """Agents that are made from now on have this version."""
-        self.base = unpacked(about, self.line)
-        self.view.lay(self.base.pieces)
+        version = unpacked(about, self.line)
+        try:
+            self.view.lay(version.pieces)
+        except InmsError:
+            self.view.lay(self.base.pieces)
+            raise
+        self.base = version
 
     def do_rows(self) -> list[Row]:
         """All leases."""

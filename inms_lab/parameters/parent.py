@@ -40,13 +40,13 @@ class NurseryLine:
                 start_new_session=True,  # an interrupt of the notebook is not meant for it
             )
         self._line, self._lock = Connection(ours.detach()), threading.Lock()
-        self._broken = False
+        self._broken = self._halfway = False
+        self._unheard = 0  # answers that somebody did not wait for
         about, memories = packed(version)
         about |= {"layout": layout, "make": make, "settings": settings}
         try:
             self._line.send(sys.path)  # first of all: functions come by the names of their modules
-            self._tell(cloudpickle.dumps(about), memories)
-            self.address = self._answer()
+            self.address = self._exchange(cloudpickle.dumps(about), memories)
         except BaseException:
             self.close()
             self.process.wait()
@@ -60,24 +60,19 @@ class NurseryLine:
     def fork(self, name: str, threads: int, seed: int) -> tuple[Connection, int, int]:
         """A new agent with the newest version: its line, pid and epoch."""
         ours, theirs = socket.socketpair()
-        with theirs, self._lock:
+        with ours, theirs:
             asked = cloudpickle.dumps(("fork", {"name": name, "threads": threads, "seed": seed}))
-            self._tell(asked, [theirs.fileno()])
-            pid, epoch = self._answer()
-        return Connection(ours.detach()), pid, epoch
+            pid, epoch = self._exchange(asked, [theirs.fileno()])
+            return Connection(ours.detach()), pid, epoch
 
     def lay(self, version: Version) -> None:
         """Agents that are made from now on have this version."""
         about, memories = packed(version)
-        with self._lock:
-            self._tell(cloudpickle.dumps(("lay", {"about": about})), memories)
-            self._answer()
+        self._exchange(cloudpickle.dumps(("lay", {"about": about})), memories)
 
     def ask(self, verb: str, **fields: Any) -> Any:
         """Any other request."""
-        with self._lock:
-            self._tell(cloudpickle.dumps((verb, fields)), [])
-            return self._answer()
+        return self._exchange(cloudpickle.dumps((verb, fields)), [])
 
     def rows(self) -> list[Row]:
         """All leases by epoch, the newest of those that have ended too."""
@@ -86,28 +81,43 @@ class NurseryLine:
     def close(self) -> None:
         """Leave it; it goes when its agents have gone."""
         self._line.close()
+        threading.Thread(target=self.process.wait, name="inms-reap", daemon=True).start()
 
-    def _tell(self, message: bytes, handles: list[int]) -> None:
-        try:
-            self._line.send_bytes(message)
-            for handle in handles:
-                reduction.send_handle(self._line, handle, self.process.pid)
-        except OSError as error:
-            raise self._gone() from error
-
-    def _answer(self) -> Any:
-        try:
-            kind, value = self._line.recv()
-        except (EOFError, OSError) as error:
-            raise self._gone() from error
+    def _exchange(self, message: bytes, handles: list[int]) -> Any:
+        """A request and its answer, one at a time. Whoever is interrupted while the answer is on
+        its way leaves it to the next one, who drops it."""
+        with self._lock:
+            if self._broken or self._halfway:
+                raise self._gone()
+            try:
+                while self._unheard:
+                    self._heard()
+                self._halfway = True  # who is interrupted now has cut a message: nothing is sure
+                self._line.send_bytes(message)
+                for handle in handles:
+                    reduction.send_handle(self._line, handle, self.process.pid)
+                self._unheard += 1
+                self._halfway = False
+                kind, value = self._heard()
+            except (EOFError, OSError) as error:
+                raise self._gone() from error
         if kind == "ok":
             return value
         if kind == "system":
             raise NotEnoughMemory(f"no further process can be had: {value}")
         raise value
 
+    def _heard(self) -> Any:
+        self._line.poll(None)
+        self._halfway = True
+        answer = self._line.recv()
+        self._unheard -= 1
+        self._halfway = False
+        return answer
+
     def _gone(self) -> AgentDied:
         self._broken = True
+        self._line.close()
         return AgentDied(
             "the process that agents are forked from is gone: agents that run go on, and the next "
             "new agent starts another one"

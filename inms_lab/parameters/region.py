@@ -68,8 +68,10 @@ class Memory:
                 os.ftruncate(fd, num_bytes)
                 if hasattr(os, "posix_fallocate"):  # now or never: not a SIGBUS in mid-copy
                     os.posix_fallocate(fd, 0, num_bytes)
-        except OSError as error:
+        except BaseException as error:  # an interrupt too
             os.close(fd)
+            if not isinstance(error, OSError):
+                raise
             raise NotEnoughMemory(
                 f"{num_bytes:,} bytes of shared memory cannot be had ({error.strerror}): close "
                 "programs, raise the container's memory limit, or take a smaller model"
@@ -168,6 +170,7 @@ class View:
         for piece in pieces:
             if piece.start < 0 or piece.stop > self.num_bytes:
                 raise BadInput(f"bytes {piece.start} to {piece.stop} are outside of this view")
+        for piece in pieces:  # nothing is laid if one of them cannot be
             flags = (mmap.MAP_SHARED if shared else mmap.MAP_PRIVATE) | _FIXED | _NORESERVE
             where = (piece.memory.fd, piece.offset)
             _mmap(self.address + piece.start, piece.num_bytes, _READ_WRITE, flags, *where)

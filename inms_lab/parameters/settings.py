@@ -10,6 +10,7 @@ from inms_lab.errors import BadInput
 from inms_lab.parameters.host import GIB, HERE, KIB, MIB, Room, limit, num_nodes, room
 from inms_lab.parameters.host import cores as num_cores
 
+LONGEST = 86_400  # seconds between two beats
 SHORT = 4 * GIB  # with less memory to be had, pages of a frozen agent are missed sooner
 
 
@@ -37,8 +38,8 @@ class Settings:
         if not isinstance(self.prefetch_degree, int) or self.prefetch_degree < 0:
             raise BadInput(f"prefetch_degree is 0 or more, not {self.prefetch_degree!r}")
         beat = self.heartbeat_interval
-        if not (math.isfinite(beat) and beat > 0):
-            raise BadInput(f"heartbeat_interval is more than 0 s, not {beat!r}")
+        if not isinstance(beat, int | float) or not 0 < beat <= LONGEST:
+            raise BadInput(f"heartbeat_interval is more than 0 s, {LONGEST} at most, not {beat!r}")
 
     @staticmethod
     def recommended(root: Path = HERE, cores: int | None = None) -> Recommended:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +22,17 @@ from inms_lab import reload
 from inms_lab.errors import AgentDied, BadInput, MergeRefused, ParametersClosed
 from inms_lab.leases import Row
 from inms_lab.parameters.agent import AgentProcess
-from inms_lab.parameters.averaging import average
 from inms_lab.parameters.branch import Branch
+from inms_lab.parameters.merging import Changed, judge, merged
 from inms_lab.parameters.pagemap import PageMap, page_map
 from inms_lab.parameters.parent import NurseryLine
 from inms_lab.parameters.region import View, require_support
 from inms_lab.parameters.settings import Settings
 from inms_lab.parameters.sources import Make, source_of
-from inms_lab.parameters.versions import Delta, Version, after
+from inms_lab.parameters.versions import Version, after
 from inms_lab.parameters.weights import filled, module_on, tensors_on
 
-Changed = Branch | AgentProcess | Delta
+MOST_THREADS = 1024  # of an agent
 
 
 class SharedParameters:
@@ -56,6 +57,7 @@ class SharedParameters:
         **single: Any,
     ) -> None:
         require_support()
+        reload.renew()  # a notebook's cell that is run again ends its earlier weights and agents
         if settings is not None and single:
             raise BadInput("settings or single ones, not both")
         try:
@@ -74,7 +76,7 @@ class SharedParameters:
         self._merging, self._lock = threading.Lock(), threading.RLock()
         self._num_made = 0
         self.closed = False
-        reload.register(self)  # a notebook's cell that is run again ends its earlier agents
+        reload.register(self)
 
     def __repr__(self) -> str:
         size = f"{self.layout.weight_bytes / 2**20:.1f} MiB"
@@ -118,12 +120,18 @@ class SharedParameters:
             self._require_open()
             self._num_made += 1
             name = name or f"agent-{self._num_made}"
+            if not isinstance(name, str):
+                raise BadInput(f"an agent's name is text, not {name!r}")
             if name in self._agents and self._agents[name].lives:
                 raise BadInput(
                     f"there is an agent {name!r} already: close it, or take another name"
                 )
-            if not isinstance(threads, int) or threads < 1:
-                raise BadInput(f"threads is 1 or more, not {threads!r}")
+            if not isinstance(threads, int) or not 1 <= threads <= MOST_THREADS:
+                raise BadInput(f"threads is 1 to {MOST_THREADS}, not {threads!r}")
+            if not isinstance(seed, int) or not 0 <= seed < 1 << 32:
+                raise BadInput(f"seed is 0 to 2**32 - 1, not {seed!r}")
+            if name in self._agents:
+                self._agents[name].close()  # it has died
             agent = AgentProcess(name, self._started(), threads, seed, self._version)
             self._agents[name] = agent
             reload.register(agent)
@@ -139,7 +147,12 @@ class SharedParameters:
 
     def pages(self, agent: AgentProcess | Branch) -> PageMap:
         """Which pages of the weights it shares, has for itself, or has not touched: the kernel's
-        own figures. Raises `ProcessUnreadable`."""
+        own figures. Raises `ProcessUnreadable`, `BadInput` for one of other weights."""
+        mine = (
+            isinstance(agent, AgentProcess | Branch) and agent.base.origin == self._version.origin
+        )
+        if not mine:
+            raise BadInput(f"an agent or a branch of these weights is wanted, not {agent!r}")
         address = agent.address if isinstance(agent, AgentProcess) else agent.view.address
         pid = agent.pid if isinstance(agent, AgentProcess) else "self"
         return page_map(pid, address, self.layout)
@@ -159,53 +172,34 @@ class SharedParameters:
     ) -> Version:
         """A new version of what was changed, or of the weighted average of several changes.
 
-        `validate` gets a module on the *merged* weights before anybody else can have them: if it
-        gives False or raises, the version stays what it is. Nobody sees anything in between; who
-        has the old version keeps it until it moves. The branches are not closed.
+        `validate` gets a module on the *merged* weights before anybody else can have them: unless
+        it gives True, or nothing, the version stays what it is. Nobody sees anything in between;
+        who has the old version keeps it until it moves. The branches are not closed.
 
-        Raises `MergeRefused`: not valid, of an old version, or another merge goes on.
+        Raises `MergeRefused`: not valid, of an old version or of other weights, or another merge
+        goes on; `BadInput`, `NotEnoughMemory`.
         """
         self._require_open()
         if not self._merging.acquire(blocking=False):
             raise MergeRefused("another merge is going on: wait for its end, then branch anew")
         try:
             base = self._version
-            several = isinstance(changed, Sequence)
-            deltas = [self._delta(one, base) for one in (changed if several else [changed])]  # type: ignore[arg-type, union-attr]
-            alone = len(deltas) == 1
-            delta = deltas[0] if alone else average(base, deltas, self.layout, weights)
-            version = after(base, delta, self.num_bytes)
+            change = merged(base, changed, weights, self.layout)
+            version = after(base, change, self.num_bytes)
             if validate is not None:
-                self._validate(version, validate)
+                view = version.view(self.num_bytes)
+                judge(module_on(self._make(), view, self.layout), validate)
             self._publish(version)
             return version
         finally:
             self._merging.release()
 
-    def _delta(self, changed: Changed, base: Version) -> Delta:
-        delta = changed if isinstance(changed, Delta) else changed.delta()
-        if delta.base != base.number:
-            raise MergeRefused(
-                f"it was changed from version {delta.base}, and the newest is {base.number}: "
-                "branch anew from the newest and do the work again on it"
-            )
-        return delta
-
-    def _validate(self, version: Version, validate: Callable[[torch.nn.Module], Any]) -> None:
-        module = module_on(self._make(), version.view(self.num_bytes), self.layout)
-        try:
-            good = validate(module)
-        except Exception as error:
-            raise MergeRefused(f"the merged weights are not valid: {error}") from error
-        if good is False:
-            raise MergeRefused("the merged weights are not valid: the validation gave False")
-
     def _publish(self, version: Version) -> None:
         with self._lock:
-            self._version = version
             if self._nursery is not None and not self._nursery.lost:
                 with suppress(AgentDied):  # the next agent starts another one
-                    self._nursery.lay(version)
+                    self._nursery.lay(version)  # if it cannot, there is no such version
+            self._version = version
 
     # the end ----------------------------------------------------------------------------------
 
@@ -218,6 +212,7 @@ class SharedParameters:
                     agent.close()
                 if self._nursery is not None:
                     self._nursery.close()
+                self._version = replace(self._version, pieces=(), deltas=())
 
     def __enter__(self) -> SharedParameters:
         return self

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 import numpy as np
@@ -23,17 +23,24 @@ from inms_lab.parameters.region import PAGE, Memory, Piece, View, laid_over
 Pages = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 MOST_RUNS = 8192  # of a delta, and pieces of a version: a process may have 65,530 mappings
+MOST_DELTAS = 64  # memories of changes in a version: then they are gathered into one
 AT_ONCE = 1024  # pages that are looked at together: copies of them stay small
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
     """`number` counts from 0; `digest` names the content (128 bits, hex): that of the files, and of
-    every delta since."""
+    every delta since. `origin` is the digest of number 0: versions with one origin are one model's.
+    `deltas`: memories of what has changed, where versions are made."""
 
     number: int
     pieces: tuple[Piece, ...]
     digest: str
+    origin: str = ""
+    deltas: tuple[Memory, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "origin", self.origin or self.digest)
 
     def view(self, num_bytes: int) -> View:
         """A private view of it."""
@@ -44,7 +51,8 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Pages that differ from the version `base`, rising, and their bytes, sealed in this order.
+    """Pages that differ from the version with number `base` and digest `of`, rising, and their
+    bytes, sealed in this order.
 
     `written` is how many pages had been written where it was taken: some of them may have got the
     bytes that they had before. Where there would be too many runs of pages, those between two runs
@@ -52,6 +60,7 @@ class Delta:
     """
 
     base: int
+    of: str
     pages: Pages
     memory: Memory
     written: int
@@ -111,7 +120,7 @@ def delta(view: View, base: Version) -> Delta:
     changed = [part[(rows_of(now, part) != rows_of(was, part)).any(axis=1)] for part in parts]
     pages = joined(np.concatenate([np.empty(0, dtype=np.int64), *changed]))
     memory = filled(pages, (rows_of(now, part) for part in in_parts(pages)))
-    return Delta(base.number, pages, memory, len(candidates))
+    return Delta(base.number, base.digest, pages, memory, len(candidates))
 
 
 def rows_of(rows: Words, at: Pages) -> Words:
@@ -134,14 +143,33 @@ def filled(pages: Pages, rows: Iterator[npt.NDArray[np.generic]]) -> Memory:
 
 def after(base: Version, change: Delta, num_bytes: int) -> Version:
     """The version that a delta makes of its base. Raises `BadInput` if it is not of this one."""
-    if change.base != base.number:
+    if change.base != base.number or change.of != base.digest:
         raise BadInput(f"a delta of version {change.base} does not go onto version {base.number}")
     pieces = tuple(laid_over(base.pieces, change.pieces()))
     hashed = blake2b(digest_size=16, person=b"inms-version")
     hashed.update(base.digest.encode())
     hashed.update(change.digest())
-    version = Version(base.number + 1, pieces, hashed.hexdigest())
-    return _in_one(version, num_bytes) if len(pieces) > 2 * MOST_RUNS else version
+    deltas = (*base.deltas, change.memory)
+    version = Version(base.number + 1, pieces, hashed.hexdigest(), base.origin, deltas)
+    if len(pieces) > 2 * MOST_RUNS:
+        return _in_one(version, num_bytes)
+    return _gathered(version) if len(deltas) > MOST_DELTAS else version
+
+
+def _gathered(version: Version) -> Version:
+    """The same with all changes in one memory: each memory is an open file in every process."""
+    loose = [piece for piece in version.pieces if piece.memory in version.deltas]
+    memory = Memory.create(sum(piece.num_bytes for piece in loose), "inms-delta")
+    moved, at = {}, 0
+    for piece in loose:
+        moved[piece] = Piece(piece.start, piece.num_bytes, memory, at)
+        for done in range(0, piece.num_bytes, AT_ONCE * PAGE):
+            first, stop = piece.offset + done, min(done + AT_ONCE * PAGE, piece.num_bytes)
+            os.pwrite(memory.fd, piece.memory.read(first, piece.offset + stop), at + done)
+        at += piece.num_bytes
+    memory.seal()
+    pieces = tuple(moved.get(piece, piece) for piece in version.pieces)
+    return replace(version, pieces=pieces, deltas=(memory,))
 
 
 def _in_one(version: Version, num_bytes: int) -> Version:
@@ -149,7 +177,7 @@ def _in_one(version: Version, num_bytes: int) -> Version:
     rows = words(version.view(num_bytes))
     pages: Pages = np.arange(len(rows))
     memory = filled(pages, (rows[part] for part in in_parts(pages)))
-    return Version(version.number, (Piece(0, num_bytes, memory),), version.digest)
+    return replace(version, pieces=(Piece(0, num_bytes, memory),), deltas=())
 
 
 def runs(pages: Pages) -> list[tuple[int, int]]:
