@@ -268,20 +268,20 @@ MUTATIONS = {
     ),
     "who discards its changes keeps them": (
         "parameters/child.py",
-        '"""Take its changes back."""\n    me.view.lay(me.base.pieces)\n',
+        '"""Take its changes back."""\n    _lay(me, me.base)\n',
         '"""Take its changes back."""\n',
         "13",
     ),
     "validation looks at the weights that there are": (
         "parameters/shared.py",
-        "module = module_on(self._make(), version.view(self.num_bytes), self.layout)",
-        "module = self.module()",
+        "judge(module_on(self._make(), view, self.layout), validate)",
+        "judge(self.module(), validate)",
         "14",
     ),
     "what validation says does not count": (
         "parameters/shared.py",
-        "if good is False:",
-        "if False:",
+        "            if validate is not None:\n",
+        "            if False:\n",
         "14",
     ),
     "all branches weigh alike": (
