@@ -73,14 +73,6 @@ while time.time() < end:  # the kernel's main thread does nothing else
     "small": "view = BlockMap(lab)\nview",
     "close": "lab.assert_clean()",
     "after": "View(lab.log, parts=['bar', 'decision'])",
-    "point": "dashboard.point(5, block=('global', 1), note='look here')",
-    "check": """
-from inms_lessons import check, reset
-from inms_lessons.order import RULES, TOOLS, sentence
-shared = lambda name: [RULES, TOOLS, sentence(name)]
-check("order", shared, shared, 0)
-""",
-    "reset": "reset('order', view=dashboard)",
     "weights": """
 import torch
 from inms_lab.parameters import SharedParameters
@@ -105,6 +97,14 @@ weights
     "write": "ada.run(write, 2)",
     "frame": "weights.point('ben', '1.weight', 'nobody wrote here')",
     "end": "params.close()",
+    "point": "dashboard.point(5, block=('global', 1), note='look here')",
+    "check": """
+from inms_lessons import check, reset
+from inms_lessons.order import RULES, TOOLS, sentence
+shared = lambda name: [RULES, TOOLS, sentence(name)]
+check("order", shared, shared, 0)
+""",
+    "reset": "reset('order', view=dashboard)",
 }
 PLACE = {name: number for number, name in enumerate(CELLS)}
 
