@@ -240,3 +240,28 @@ def test_bad_input_is_refused_before_training(params: SharedParameters) -> None:
         lessons.learn(task("digits"), task("digits"))
     with pytest.raises(BadInput, match="known already"):
         lessons.learn(task("letters"))
+
+
+def test_wrong_kinds_are_refused(params: SharedParameters) -> None:
+    def made(**wrong: Any) -> Continual:
+        def nothing(module: Any, data: Any) -> Any:
+            return None
+
+        right: dict[str, Any] = {"params": params, "train": nothing, "loss_of": nothing}
+        return Continual(**(right | wrong))
+
+    for name, value, told in (
+        ("params", None, "SharedParameters"),
+        ("train", 5, "functions"),
+        ("loss_of", None, "functions"),
+        ("known", [1], "by the name"),
+        ("most_forgetting", "a", "most_forgetting"),
+        ("least_gain", None, "least_gain"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            made(**{name: value})
+    for task in ("x", Task(5, None, None), Task("", None, None)):  # type: ignore[arg-type]
+        with pytest.raises(BadInput, match="Task"):
+            made().learn(task, progress=False)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="loss_of gives a number"):
+        made().learn(Task("new", None, None), progress=False)

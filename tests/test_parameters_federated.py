@@ -354,3 +354,21 @@ def test_the_claim_holds_only_if_it_does_for_every_part() -> None:
     told = bench.claimed([good, bad], bench.Load())
     assert told["verdict"] == DOES_NOT_HOLD
     assert "90% (80% to 95%) less with layer" in told["measured"]
+
+
+def test_wrong_kinds_are_refused(params: SharedParameters) -> None:
+    def made(**wrong: Any) -> Rounds:
+        right: dict[str, Any] = {"params": params, "clients": [], "train": shift, "data": []}
+        return Rounds(**(right | wrong))
+
+    for name, value, told in (
+        ("params", None, "SharedParameters"),
+        ("train", 5, "functions"),
+        ("validate", "yes", "functions"),
+        ("clients", None, "lists"),
+        ("data", None, "lists"),
+        ("weights", "x", "weights are numbers"),
+        ("weights", 5, "weights are numbers"),
+    ):
+        with pytest.raises(BadInput, match=told):
+            made(**{name: value})

@@ -18,8 +18,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
+from itertools import count
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,7 +30,8 @@ import torch
 from inms_lab.bench import messages as bench
 from inms_lab.bench.message_ways import MOMENTS, WAYS
 from inms_lab.errors import AgentDied, BadInput, InmsError, MessageRefused, NotEnoughMemory
-from inms_lab.parameters import kernel
+from inms_lab.parameters import inbox as inbox_module
+from inms_lab.parameters import kernel, postbox
 from inms_lab.parameters.inbox import Inbox
 from inms_lab.parameters.messages import NAME, Draft, Message, described, sealed
 from inms_lab.parameters.postbox import BLOCK, HEAD, MOST_CELLS, NO_CELL, SMALLEST, Outbox
@@ -360,6 +363,22 @@ def test_messages_stay_whole_when_their_inbox_closes(ends: Ends) -> None:
     assert got.tolist() == [1] * 10
 
 
+def test_a_closed_inbox_unmaps_what_nobody_uses(ends: Ends) -> None:
+    out, inbox = ends
+    for value in (1, 2):
+        out.send(torch.full((10,), value))
+    first, second = (received(inbox) for _ in range(2))
+    first.clear()
+    gc.collect()
+    before = len(mapped("self"))
+    inbox.close()
+    assert len(mapped("self")) == before - 1
+    assert second["tensor"].tolist() == [2] * 10
+    second.clear()
+    gc.collect()
+    assert len(mapped("self")) == before - 2
+
+
 def test_nothing_comes_within_the_time(ends: Ends) -> None:
     assert ends[1].receive(0.01) is None
 
@@ -396,6 +415,128 @@ def test_a_sender_that_hangs_in_mid_message_does_not_hang_its_receiver(
     with pytest.raises(AgentDied, match="hangs"):
         inbox.receive()
     assert time.monotonic() - started < 4
+
+
+# --- interrupts ------------------------------------------------------------------------------
+
+
+def interrupted(module: ModuleType, number: int, act: Callable[[], Any]) -> bool:
+    """Do it, with an interrupt before the `number`-th line of a module; whether there were so many
+    (one that comes while tensors are let go is not seen here)."""
+    left = number
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left <= 0
+
+
+def number(tensors: dict[str, torch.Tensor]) -> int:
+    (value,) = tensors["tensor"].unique().tolist()
+    return int(value)
+
+
+@pytest.mark.parametrize("module", [postbox, inbox_module], ids=["sender", "receiver"])
+def test_an_interrupt_at_any_line_writes_nothing_over(module: ModuleType) -> None:
+    """Found by trying: a cell was sent, and did not count as sent yet."""
+    closed = usable = 0
+    for at in count(1):
+        out, inbox = line(budget=2 * SMALLEST)
+        messages = [torch.full((n % 2 * SMALLEST + 1,), n, dtype=torch.uint8) for n in range(7)]
+        out.send(messages[0])
+        assert number(received(inbox)) == 0
+        kept: list[tuple[int, dict[str, torch.Tensor]]] = []
+
+        def receive(inbox: Inbox = inbox, kept: Any = kept) -> None:
+            while tensors := inbox.receive(0):
+                kept.append((number(tensors), tensors))
+
+        def both(out: Outbox = out, messages: Any = messages, receive: Any = receive) -> None:
+            out.send(messages[1])
+            receive()
+            out.send(messages[2])
+
+        if not interrupted(module, at, both):
+            break
+        try:
+            for later in (3, 4):
+                out.send(messages[later])
+                receive()
+            kept.pop()
+            for later in (5, 6):
+                out.send(messages[later])
+                receive()
+            assert {5, 6} <= {value for value, _ in kept}
+            usable += 1
+        except AgentDied:
+            closed += 1
+        values = [value for value, _ in kept]
+        assert values == sorted(set(values)), at
+        assert values == [number(tensors) for _, tensors in kept], at
+    assert usable > closed > 0
+
+
+def test_an_interrupt_while_nothing_comes_leaves_the_line_good(ends: Ends) -> None:
+    out, inbox = ends
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        for value in range(3):
+            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGUSR1)).start()
+            with pytest.raises(KeyboardInterrupt):
+                inbox.receive()
+            out.send(torch.tensor([value]))
+            assert received(inbox)["tensor"].item() == value
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_what_is_let_go_in_an_interrupt_is_told_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.unraisablehook", lambda _: None)  # Python says that it ignores it
+    for at in count(1):
+        out, inbox = line()
+        out.send(torch.ones(10))
+        got = received(inbox)
+        if not interrupted(inbox_module, at, got.clear):
+            break
+        assert inbox.receive(0) is None
+        for value in (2, 3):
+            out.send(torch.full((10,), value))
+            assert number(received(inbox)) == value
+        assert out.num_memories == 1, at
+    assert at > 4
+
+
+def test_acknowledgements_may_be_heard_again_after_an_interrupt() -> None:
+    for at in count(1):
+        out, inbox = line()
+        for value in range(3):
+            out.send(torch.full((10,), value))
+        for value in range(3):
+            assert number(received(inbox)) == value
+        if not interrupted(postbox, at, out._hear):
+            break
+        for value in range(3):
+            out.send(torch.full((10,), value))
+            assert number(received(inbox)) == value
 
 
 # --- what is no message ----------------------------------------------------------------------
@@ -543,6 +684,15 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(ends: Ends) -> None:
         out.send(draft)
     assert received(inbox)["tensor"].tolist() == [1]
     assert inbox.receive(0) is None
+
+
+@pytest.mark.parametrize("budget", ["x", None, -1, 1.5, float("nan")])
+def test_a_budget_that_is_no_number_of_bytes_is_refused(budget: Any) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(BadInput, match="0 or more bytes"):
+            Outbox(ours, budget)
+        assert ours.fileno() >= 0, "the line may be used with another one"
 
 
 def test_a_line_that_passes_no_files_is_refused() -> None:

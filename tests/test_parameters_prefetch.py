@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import resource
+import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import models
 import numpy as np
 import pytest
 import torch
-from shared_models import linux, mlp
+from shared_models import is_gone, linux, mlp, soon
 
 from inms_lab.bench.prefetch import measure
+from inms_lab.bench.replicas import Load
 from inms_lab.errors import BadInput, CacheNotWritable
 from inms_lab.parameters import kernel, prefetch
 from inms_lab.parameters.prefetch import File, Prefetch, cached, forget
@@ -132,6 +137,57 @@ def test_what_was_written_is_never_let_go(source: Source, file: File) -> None:
     assert not torch.equal(logits(fresh), changed)  # nor did it reach the file
 
 
+def test_a_child_that_is_forked_while_a_layer_is_read_computes_the_same(
+    source: Source, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advise, reads = prefetch._advise, threading.Event()
+
+    def slow(address: int, num_bytes: int, advice: int) -> bool:
+        if advice == prefetch.POPULATE_READ:
+            reads.set()
+            time.sleep(0.2)
+        return advise(address, num_bytes, advice)
+
+    monkeypatch.setattr(prefetch, "_advise", slow)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # others would be lacking in the child
+    module, view, piece = opened(source, file)
+    plain = logits(module)
+    layer = int(sum(np.diff(Prefetch(module, view, source.layout, 0).spans[0]).flatten()))
+    with Prefetch(module, view, source.layout, 2, 3 * layer, piece) as ahead:
+        ahead._begin(0)
+        assert reads.wait(30)
+        if not (pid := os.fork()):
+            asked = ahead.asked
+            same = torch.equal(logits(module), plain) and ahead.let_go > 0
+            ahead.close()
+            os._exit(0 if same and ahead.asked == asked else 3)
+        try:
+            soon(lambda: is_gone(pid), 20)
+        finally:
+            torch.set_num_threads(threads)
+            os.kill(pid, signal.SIGKILL)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_who_computes_while_it_is_closed_is_not_disturbed(source: Source, file: File) -> None:
+    module, view, piece = opened(source, file)
+    plain = logits(module)
+    ahead = Prefetch(module, view, source.layout, 2, piece=piece)
+    ahead.close()
+    ahead._begin(0)  # a hook that had begun when another thread closed it
+    assert ahead.asked == 0
+    assert not ahead._reading
+    assert torch.equal(logits(module), plain)
+
+
+@pytest.mark.parametrize("budget", ["x", float("nan"), 1e9, -1, 0, True])
+def test_a_budget_is_a_number_of_bytes(source: Source, file: File, budget: Any) -> None:
+    module, view, _ = opened(source, file)
+    with pytest.raises(BadInput, match="budget"):
+        Prefetch(module, view, source.layout, 0, budget)
+
+
 def test_bad_input_is_refused(source: Source, file: File, tmp_path: Path) -> None:
     module, view, _ = opened(source, file)
     with pytest.raises(BadInput, match="0 or more layers"):
@@ -140,11 +196,27 @@ def test_bad_input_is_refused(source: Source, file: File, tmp_path: Path) -> Non
         Prefetch(module, view, source.layout, 0, budget=10)
     with pytest.raises(BadInput, match="no list of layers"):
         Prefetch(mlp(), view, source.layout, 1)
+    for budget in (None, 1 << 20):
+        with pytest.raises(BadInput, match="no list of layers"):
+            Prefetch(
+                torch.nn.ModuleDict({"a": torch.nn.ModuleList()}), view, source.layout, 1, budget
+            )
+    Prefetch(torch.nn.ModuleList([torch.nn.ReLU()]), view, source.layout, 1, 1 << 20).close()
+    with pytest.raises(BadInput, match=r"nowhere .*--folder"):
+        measure(source, folder=tmp_path / "nowhere")
     file.path.write_bytes(file.path.read_bytes()[:-4096])
     with pytest.raises(BadInput, match="write it anew"):
         file.open()
     with pytest.raises(CacheNotWritable, match="cannot be written"):
         File(tmp_path / "nowhere" / "weights", source.layout).write(source.tensors())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{name: float("nan")} for name in ("skew", "writes", "bandwidth")] + [{"skew": 1e999}]
+)
+def test_a_load_of_no_finite_number_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=next(iter(wrong))):
+        Load(**wrong)
 
 
 def test_the_measurement_compares_degrees_on_one_text(source: Source, disk: Path) -> None:

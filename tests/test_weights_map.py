@@ -152,8 +152,38 @@ def test_what_cannot_be_shown_is_refused(params: SharedParameters) -> None:
         WeightsMap(params, wrong)
     with pytest.raises(BadInput, match="more than 0 s"):
         WeightsMap(params, period=0)
+    for period in (float("inf"), float("nan"), 1e12, "a", None, -1):
+        with pytest.raises(BadInput, match="more than 0 s, at most 3600 s"):
+            WeightsMap(params, period=period)  # type: ignore[arg-type]
+    with shared() as others:
+        branch = others.branch("foreign")
+        with pytest.raises(BadInput, match=r"foreign .* is of other parameters"):
+            WeightsMap(params, branch)
     with pytest.raises(BadInput, match="speak en and zh"):
         WeightsMap(params, lang="fr")
+
+
+def test_holders_of_one_name_are_told_apart(params: SharedParameters) -> None:
+    params.agent("x #2")
+    view = WeightsMap(params, params.branch("x"), params.branch("x"), params.branch("x #2"))
+    assert list(holders(view)) == ["x #2", "x", "x #3", "x #2 #2"]
+    view.close()
+
+
+def test_what_fails_half_way_needs_no_closing(
+    params: SharedParameters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[WeightsMap] = []
+
+    def broken(self: WeightsMap) -> dict[str, Any]:
+        made.append(self)
+        raise RuntimeError("the eye is shut")
+
+    monkeypatch.setattr(WeightsMap, "look_now", broken)
+    with pytest.raises(RuntimeError, match="the eye is shut"):
+        WeightsMap(params)
+    assert made[0].closed
+    made[0].close()
 
 
 def test_a_dashboard_shows_the_weights_too(params: SharedParameters) -> None:

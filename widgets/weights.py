@@ -31,6 +31,7 @@ from .weights_picture import picture
 from .words import check_language, strings
 
 PERIOD = 0.25  # seconds between two looks
+LONGEST = 3600.0  # seconds of a period
 SHARE = 0.1  # of a core that looking takes at most
 MOST_CELLS = 2400  # of a map; larger weights have more pages in a cell
 FULL = 15  # of a cell: all of its pages
@@ -111,13 +112,16 @@ class WeightsMap(anywidget.AnyWidget):
             raise BadInput(f"shared parameters are wanted, not {params!r}")
         if not all(isinstance(branch, Branch) for branch in branches):
             raise BadInput("behind the parameters come branches of them, and nothing else")
-        if not period > 0:
-            raise BadInput(f"period is more than 0 s, not {period!r}")
+        for branch in branches:
+            if branch.layout is not params.layout:
+                raise BadInput(f"{branch!r} is of other parameters: show it in a map of those")
+        if not isinstance(period, int | float) or not 0 < period <= LONGEST:
+            raise BadInput(f"period is more than 0 s, at most {LONGEST:.0f} s, not {period!r}")
         check_language(lang)
         self._params: Callable[[], SharedParameters | None] = weakref.ref(params)
         self._branches = branches
         self._cells, self._layout = Cells(params.layout), params.layout
-        self.period, self.closed = period, False
+        self.period, self._wake = period, threading.Event()
         table = {key: list(row) for key, row in strings().items() if key.startswith("weights_")}
         super().__init__(
             _esm=esm.alone("weights"),
@@ -130,8 +134,8 @@ class WeightsMap(anywidget.AnyWidget):
             tensors=self._cells.tensors,
             now=self.look_now(),
         )
+        self.closed = False
         reload.register(self)
-        self._wake = threading.Event()
         threading.Thread(target=self._main, name="inms-weights-map", daemon=True).start()
 
     def point(self, holder: str = "", tensor: str = "", note: str = "") -> None:
@@ -155,10 +159,13 @@ class WeightsMap(anywidget.AnyWidget):
             return {**NOBODY, **self.now, "open": False}
         shown: list[AgentProcess | Branch] = [*params.agents, *self._branches]
         holders = [self._holder(params, one) for one in shown]
-        seen: dict[str, int] = {}
+        taken: set[str] = set()
         for holder in holders:  # an agent and a branch may have one name
-            seen[holder["name"]] = number = seen.get(holder["name"], 0) + 1
-            holder["name"] += f" #{number}" if number > 1 else ""
+            name, number = holder["name"], 1
+            while holder["name"] in taken:
+                number += 1
+                holder["name"] = f"{name} #{number}"
+            taken.add(holder["name"])
         return {**NOBODY, "version": params.version.number, "holders": holders, "open": True}
 
     def refresh(self) -> None:
@@ -199,7 +206,7 @@ class WeightsMap(anywidget.AnyWidget):
             kind, pid, address = "agent", str(one.pid), one.address
         else:
             kind, pid, address = "branch", "self", one.view.address
-        told = {"name": one.name, "kind": kind, "version": one.base.number, "state": "lives"}
+        told = {"name": str(one.name), "kind": kind, "version": one.base.number, "state": "lives"}
         told |= {"own": 0, "shared": 0, "swapped": 0}
         states = kernel.page_states(pid, address, params.num_bytes)
         if states is None:  # it has ended, or the kernel tells no single pages here

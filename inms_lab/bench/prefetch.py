@@ -37,7 +37,14 @@ def measure(
         raise BadInput("degrees are 0 or more, tokens and repeat at least 1")
     runs: dict[int, list[dict[str, float]]] = {degree: [] for degree in degrees}
     outputs = []
-    with tempfile.TemporaryDirectory(dir=folder) as place:
+    try:
+        temporary = tempfile.TemporaryDirectory(dir=folder)
+    except OSError as error:
+        raise BadInput(
+            f"nothing can be written into {folder or tempfile.gettempdir()} ({error.strerror}): "
+            "name a folder that there is, on a disk with room, --folder ~/.cache"
+        ) from error
+    with temporary as place:
         file = File(Path(place) / "weights", source.layout)
         file.write(source.tensors())
         with bar(repeat * len(degrees), "prefetch", unit="start") as progress:

@@ -7,6 +7,7 @@ every reader got is compared with what had been written before it began.
 
 from __future__ import annotations
 
+import math
 import statistics
 import threading
 import time
@@ -47,13 +48,15 @@ class Load:
 
     def __post_init__(self) -> None:
         least = min(self.blocks, self.regions, self.calls, self.threads, self.block_bytes // 8)
-        if least < 1 or self.block_bytes % 8 or self.budget < 0 or self.bandwidth <= 0:
+        if least < 1 or self.block_bytes % 8 or self.budget < 0:
             raise BadInput(
                 "blocks, regions, calls, threads are at least 1, block_bytes a multiple of 8, "
-                "budget 0 or more, bandwidth above 0"
+                "budget 0 or more"
             )
-        if not 0 <= self.writes < 1 or self.skew < 0:
-            raise BadInput("writes is a share below 1, skew 0 or more")
+        if not 0 < self.bandwidth < math.inf:
+            raise BadInput("bandwidth is a finite number above 0")
+        if not 0 <= self.writes < 1 or not 0 <= self.skew < math.inf:
+            raise BadInput("writes is a share below 1, skew a finite number, 0 or more")
 
 
 def measure(load: Load | None = None, repeat: int = 5) -> dict[str, Any]:

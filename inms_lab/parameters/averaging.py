@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from inms_lab.parameters.versions import (
 def average(
     base: Version, deltas: Sequence[Delta], layout: Layout, weights: Sequence[float] | None = None
 ) -> Delta:
-    """One delta of `base`. Element types without fractions take the heaviest client's values.
+    """One delta of `base`. Whole numbers take the heaviest client's values, complex ones are
+    averaged as they are.
 
-    Raises `BadInput` for deltas of different versions, or weights that are not one a delta, all
-    finite, none negative, their sum above 0.
+    Raises `BadInput` for deltas of different versions, weights that are not one a delta, all
+    finite, none negative, their sum above 0, and for tensors that torch does not compute with.
     """
     shares = _shares(deltas, weights)
     if any(one.base != base.number for one in deltas):
@@ -42,6 +44,7 @@ def average(
         raise BadInput(f"deltas of versions {numbers} cannot be averaged onto {base.number}")
     touched = [one.pages for one in deltas]
     pages = joined(np.unique(np.concatenate([np.empty(0, dtype=np.int64), *touched])))
+    parts = _by_kind(pages, layout)
     before, rows = words(base.view(layout.num_bytes)), [one.words() for one in deltas]
 
     def of(client: int, part: Pages) -> torch.Tensor:
@@ -57,14 +60,14 @@ def average(
 
     mixed = (
         _mix([of(client, part) for client in range(len(deltas))], shares, kind)
-        for part, kind in _by_kind(pages, layout)
+        for part, kind in parts
     )
     written = sum(one.written for one in deltas)
     return Delta(base.number, base.digest, pages, filled(pages, mixed), written)
 
 
 def _mix(clients: list[torch.Tensor], shares: list[float], kind: torch.dtype) -> Pages:
-    if not kind.is_floating_point:
+    if not (kind.is_floating_point or kind.is_complex):
         heaviest: Pages = clients[max(range(len(shares)), key=shares.__getitem__)].numpy()
         return heaviest
     total = clients[0].view(kind) * shares[0]
@@ -75,19 +78,55 @@ def _mix(clients: list[torch.Tensor], shares: list[float], kind: torch.dtype) ->
 
 
 def _by_kind(pages: Pages, layout: Layout) -> list[tuple[Pages, torch.dtype]]:
-    """The pages, some at a time, in order, each part of one element type."""
+    """The pages, some at a time, in order, each part of one element type. Raises `BadInput` if
+    there are pages of one that cannot be averaged."""
     parts: list[tuple[Pages, torch.dtype]] = []
-    for spot in layout.spots.values():
+    for name, spot in layout.spots.items():
         first, stop = np.searchsorted(pages, (spot.start // PAGE, spot.stop // PAGE))
-        for at in range(first, stop, AT_ONCE):
-            parts.append((pages[at : min(stop, at + AT_ONCE)], getattr(torch, spot.dtype)))
+        kind = getattr(torch, spot.dtype)
+        if stop > first and not _computes(kind):
+            raise BadInput(
+                f"{name} is {spot.dtype}, which cannot be averaged: leave it as it is on the "
+                "branches, merge one of them alone, or share the weights with a wider dtype="
+            )
+        parts += [(pages[at : min(stop, at + AT_ONCE)], kind) for at in range(first, stop, AT_ONCE)]
     return parts
 
 
+def _computes(kind: torch.dtype) -> bool:
+    """Whether torch computes with it (not with 8 bits and less)."""
+    try:
+        torch.zeros(kind.itemsize, dtype=torch.uint8).view(kind).mul(0.5)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def _shares(deltas: Sequence[Delta], weights: Sequence[float] | None) -> list[float]:
-    given = [1.0] * len(deltas) if weights is None else [float(w) for w in weights]
+    given = [1.0] * len(deltas) if weights is None else numbers(weights)
     if not deltas or len(given) != len(deltas):
         raise BadInput(f"{len(deltas)} deltas want as many weights, at least one, not {len(given)}")
     if not all(math.isfinite(w) and w >= 0 for w in given) or not sum(given):
         raise BadInput(f"weights are finite, none negative, not all 0; not {given}")
     return [w / sum(given) for w in given]
+
+
+def weights_of(data: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
+    """How much each client counts: the number of its samples, unless weights are given. Raises
+    `BadInput`."""
+    if weights is None:
+        if not all(hasattr(one, "__len__") for one in data):
+            raise BadInput("this data has no len(): pass weights=, the number of samples of each")
+        weights = [len(one) for one in data]
+    found = numbers(weights)
+    if len(found) != len(data) or not all(math.isfinite(w) and w > 0 for w in found):
+        raise BadInput(f"weights are one a client, finite and above 0; not {found}")
+    return found
+
+
+def numbers(weights: Any) -> list[float]:
+    """Weights as numbers. Raises `BadInput` if they are none."""
+    try:
+        return [float(weight) for weight in weights]
+    except (TypeError, ValueError):
+        raise BadInput(f"weights are numbers, one for each; not {weights!r}") from None

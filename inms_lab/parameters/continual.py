@@ -85,8 +85,15 @@ class Continual:
         most_forgetting: float = 0.1,
         least_gain: float = 0.0,
     ) -> None:
+        if not isinstance(params, SharedParameters):
+            raise BadInput(f"tasks are learnt on SharedParameters, not on {params!r}")
+        if not callable(train) or not callable(loss_of):
+            raise BadInput(f"train and loss_of are functions, not {train!r} and {loss_of!r}")
+        if known is not None and not isinstance(known, Mapping):
+            raise BadInput(f"known is held-out data by the name of its task, not {known!r}")
         for name, value in (("most_forgetting", most_forgetting), ("least_gain", least_gain)):
-            if not (math.isfinite(value) and value >= 0):
+            number = _number(value, f"{name} is a difference of losses, 0 or more")
+            if not (math.isfinite(number) and number >= 0):
                 raise BadInput(f"{name} is a difference of losses, 0 or more, not {value!r}")
         self.params, self.train, self.loss_of = params, train, loss_of
         self.known = dict(known or {})
@@ -133,6 +140,9 @@ class Continual:
         return learned
 
     def _names(self, tasks: Sequence[Task]) -> tuple[str, ...]:
+        for task in tasks:
+            if not (isinstance(task, Task) and isinstance(task.name, str) and task.name):
+                raise BadInput(f"tasks are Task(name, data, held_out), the name text; not {task!r}")
         names = tuple(task.name for task in tasks)
         if not names or len(set(names)) < len(names):
             raise BadInput(f"give one task or several with different names, not {list(names)}")
@@ -142,7 +152,10 @@ class Continual:
 
     def _losses(self, module: torch.nn.Module, held_out: Mapping[str, Any]) -> dict[str, float]:
         with torch.no_grad():
-            return {name: float(self.loss_of(module, data)) for name, data in held_out.items()}
+            return {
+                name: _number(self.loss_of(module, data), "loss_of gives a number, less is better")
+                for name, data in held_out.items()
+            }
 
     def _worse(
         self, before: Mapping[str, float], after: Mapping[str, float], new: Sequence[str]
@@ -155,3 +168,10 @@ class Continual:
             if not (loss < most if name in new else loss <= most):
                 wrong.append(f"the loss of {name} is {loss:.4g}, was {was:.4g}, may be {most:.4g}")
         return "; ".join(wrong)
+
+
+def _number(value: Any, wanted: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise BadInput(f"{wanted}; not {value!r}") from None

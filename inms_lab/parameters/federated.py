@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ import torch
 from inms_lab.errors import AgentClosed, AgentDied, BadInput, InmsError, MergeRefused
 from inms_lab.model.progress import bar
 from inms_lab.parameters.agent import AgentProcess
-from inms_lab.parameters.averaging import average
+from inms_lab.parameters.averaging import average, weights_of
 from inms_lab.parameters.shared import SharedParameters
 
 Train = Callable[[torch.nn.Module, Any], float]
@@ -95,9 +95,15 @@ class Rounds:
         weights: Sequence[float] | None = None,
         validate: Callable[[torch.nn.Module], Any] | None = None,
     ) -> None:
+        if not isinstance(params, SharedParameters):
+            raise BadInput(f"rounds go on SharedParameters, not on {params!r}")
+        if not callable(train) or not (validate is None or callable(validate)):
+            raise BadInput(f"train and validate are functions, not {train!r} and {validate!r}")
+        if not (isinstance(clients, Iterable) and isinstance(data, Iterable)):
+            raise BadInput(f"clients and their data are lists, not {clients!r} and {data!r}")
         self.params, self.clients, self.train = params, list(clients), train
         self.data, self.validate = list(data), validate
-        self.weights = _weights(self.data, weights)
+        self.weights = weights_of(self.data, weights)
         self.history: list[Round] = []
         self._check()
 
@@ -223,17 +229,6 @@ class Rounds:
         for client in self.clients:
             with suppress(AgentDied, AgentClosed):
                 client.discard()
-
-
-def _weights(data: Sequence[Any], weights: Sequence[float] | None) -> list[float]:
-    if weights is None:
-        if not all(hasattr(one, "__len__") for one in data):
-            raise BadInput("this data has no len(): pass weights=, the number of samples of each")
-        weights = [len(one) for one in data]
-    found = [float(weight) for weight in weights]
-    if len(found) != len(data) or not all(math.isfinite(w) and w > 0 for w in found):
-        raise BadInput(f"weights are one a client, finite and above 0; not {found}")
-    return found
 
 
 def _number(client: AgentProcess, loss: Any) -> float:

@@ -37,6 +37,7 @@ class _Held:
         self._pieces = [Piece(0, self.num_bytes, memory)]
         self.view.lay(self._pieces)
         self._user: weakref.ref[Any] | None = None
+        self.number = 0  # of the message on it; 0 once its sender was told that it is let go
         self._told, self._layout = b"", Layout({}, {})
         self._made: tuple[Any, dict[str, torch.Tensor]] | None = None
 
@@ -74,6 +75,9 @@ class Inbox:
 
     Tensors may be let go in any thread. A child that this process forks must copy what it wants to
     keep of them: the memory is used again when this process has let them go.
+
+    An interrupt while nothing comes takes nothing off the line; one in mid-message closes it. One
+    that comes just when tensors are let go is lost: Python ignores what is raised there.
     """
 
     def __init__(self, line: Connection | socket.socket) -> None:
@@ -92,9 +96,12 @@ class Inbox:
         """
         if self._socket.fileno() < 0:
             raise AgentDied("this inbox is closed, or its sender has ended: make a new line")
+        for known in self._cells.values():
+            if known.number and not known.in_use:  # an interrupt came before its sender was told
+                self._let_go(os.getpid(), known, known.number, None)
         while self._let_go_of:
             self._let_go_of.pop().prepare()
-        if timeout is not None and not self._comes(timeout):
+        if not self._comes(timeout):
             return None
         number, cell, gone, told, memory = self._taken()
         for one in gone:
@@ -106,25 +113,28 @@ class Inbox:
             raise MessageRefused("a message lies where one lies that is still read: it is refused")
         if cell == NO_CELL:
             return held.tensors(told, None)
+        held.number = number
         return held.tensors(told, partial(self._let_go, os.getpid(), held, number))
 
     def close(self) -> None:
-        """Take no more; tensors that came stay as they are."""
+        """Take no more; tensors that came stay as they are, and what nobody uses is unmapped."""
         self._socket.close()
+        self._cells.clear()
+        self._let_go_of.clear()
 
     def fileno(self) -> int:
         """For `select`: readable when a message has come, or the sender has gone."""
         return self._socket.fileno()
 
-    def _comes(self, timeout: float) -> bool:
+    def _comes(self, timeout: float | None) -> bool:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
-        return bool(poll.poll(1000 * timeout))
+        return bool(poll.poll(None if timeout is None else 1000 * timeout))
 
     def _taken(self) -> tuple[int, int, bytes, bytes, Memory | None]:
         """A message off the line: number, cell, cells that are gone, description, memory."""
         try:
-            raw, extra, flags, _ = self._begun()
+            raw, extra, flags, _ = self._socket.recvmsg(BLOCK, _ONE_FILE, _NO_HEIRS)
             files = [data for _, kind, data in extra if kind == socket.SCM_RIGHTS]
             memory = Memory(struct.unpack("i", files[0])[0]) if files else None
             raw += self._exactly(BLOCK - len(raw))
@@ -145,12 +155,6 @@ class Inbox:
                 "no more files can be open here: let messages go, or raise the limit (`ulimit -n`)"
             )
         return number, cell, raw[HEAD.size : start], raw[start:stop], memory
-
-    def _begun(self) -> Any:
-        """The beginning of a message, however long it takes to come."""
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                return self._socket.recvmsg(BLOCK, _ONE_FILE, _NO_HEIRS)
 
     def _exactly(self, length: int) -> bytes:
         parts = b""
@@ -175,8 +179,11 @@ class Inbox:
 
     def _let_go(self, pid: int, held: _Held, number: int, _: object) -> None:
         """All tensors of a message are gone; those that a forked child inherited do not count."""
-        if pid == os.getpid():
-            held.clean()
-            self._let_go_of.append(held)
-            with contextlib.suppress(OSError):  # the sender has gone
-                self._socket.send(NUMBER.pack(number), socket.MSG_DONTWAIT)
+        if pid != os.getpid() or self._socket.fileno() < 0:
+            return
+        held.clean()
+        self._let_go_of.append(held)
+        with contextlib.suppress(OSError):  # the sender has gone
+            self._socket.send(NUMBER.pack(number), socket.MSG_DONTWAIT)
+        if held.number == number:  # a next one may lie there by now
+            held.number = 0

@@ -35,9 +35,14 @@ class Outbox:
 
     `budget`: bytes that its cells may have together; messages that do not fit get a memory of their
     own each time, as do those that come while all cells are in use: sending never waits for a cell.
+
+    Raises `BadInput`. An interrupt leaves each cell free or taken for good, and the line usable or
+    closed; no message is ever written over.
     """
 
     def __init__(self, line: Connection | socket.socket, budget: int = 256 * MIB) -> None:
+        if not isinstance(budget, int) or budget < 0:
+            raise BadInput(f"a budget is 0 or more bytes, not {budget!r}")
         self._socket = taken_over(line)
         self.budget = budget
         self._cells: dict[int, Sheet] = {}
@@ -79,9 +84,16 @@ class Outbox:
     def _tell(self, told: bytes, file: int, cell: int) -> None:
         if len(told) > LIMIT:
             raise BadInput(f"a description of {len(told):,} bytes is too long: send fewer tensors")
+        if self._socket.fileno() < 0:
+            raise AgentDied(
+                "this outbox is closed (by an interrupt in mid-message?): make a new line"
+            )
         number, gone = self.num_sent + 1, self._gone
         raw = HEAD.pack(number, cell, len(gone), len(told)) + bytes(gone) + told
         raw = raw.ljust(BLOCK, b"\0")
+        self.num_sent = number
+        if cell != NO_CELL:
+            self._sent[number] = cell  # before it goes: an interrupt must not leave the cell free
         try:
             if cell in self._known:
                 self._socket.sendall(raw)
@@ -93,10 +105,9 @@ class Outbox:
         except BaseException:  # half of it may be under way
             self.close()
             raise
-        self.num_sent, self._gone = number, []
+        self._gone = []
         if cell != NO_CELL:
             self._known.add(cell)
-            self._sent[number] = cell
 
     def _sheet(self, num_bytes: int) -> Sheet:
         """A free cell for so many bytes, or a memory of its own."""
@@ -126,10 +137,10 @@ class Outbox:
             self._drop(number)
 
     def _drop(self, number: int) -> None:
-        del self._cells[number]
-        if number in self._known:
+        if number in self._known:  # first: after an interrupt no new cell may count as known
             self._known.remove(number)
             self._gone.append(number)
+        del self._cells[number]
 
     def _hear(self) -> None:
         """Take acknowledgements. Once the line has ended no more can come, and the receiver may
@@ -140,8 +151,9 @@ class Outbox:
         except BlockingIOError:
             whole = len(self._heard) // NUMBER.size * NUMBER.size
             for (number,) in NUMBER.iter_unpack(self._heard[:whole]):
-                if self._sent.pop(number, None) is None:
+                if not 0 < number <= self.num_sent:
                     raise MessageRefused("the other end is no Inbox: give it one") from None
+                self._sent.pop(number, None)  # after an interrupt it may come a second time
             self._heard = self._heard[whole:]
             return
         except OSError:

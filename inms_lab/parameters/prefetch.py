@@ -107,6 +107,10 @@ class Prefetch:
     `budget`: bytes of layers that may stay in memory; None: all. `piece`: the file, so that what is
     let go leaves the system's cache too. Raises `BadInput` for a module without a list of layers,
     or a budget that does not hold the layers that are wanted at once.
+
+    While a budget is kept, only the thread that computes may write to the weights: what another
+    one writes just when a layer is let go may be lost. A child that is forked asks for nothing
+    ahead, for threads do not go with it; a budget is kept there too.
     """
 
     def __init__(
@@ -120,18 +124,22 @@ class Prefetch:
     ) -> None:
         if not isinstance(degree, int) or degree < 0:
             raise BadInput(f"a degree is 0 or more layers, not {degree!r}")
+        if budget is not None and not isinstance(budget, int):
+            raise BadInput(f"a budget is a number of bytes, or None for no limit, not {budget!r}")
         name, layers = _layers(module)
         self.view, self.piece, self.degree = view, piece, min(degree, len(layers) - 1)
         inside = [f"{name}.{number}." for number in range(len(layers))]
         self.spans = [_spans(layout, [prefix]) for prefix in inside]
         self.others = _spans(layout, inside, outside=True)  # embeddings and the output's weights
-        self.kept = len(layers) if budget is None else budget // max(map(_length, self.spans))
+        largest = max(1, *map(_length, self.spans))
+        self.kept = len(layers) if budget is None else budget // largest
         if self.kept < 1 + self.degree:
             raise BadInput(
                 f"a budget of {budget} bytes holds {self.kept} layers, and {1 + self.degree} are "
                 "wanted at once: give more, or a smaller degree"
             )
         self.asked = self.let_go = 0
+        self._pid = os.getpid()
         # A thread of its own: even asking takes the system a while, for it finds the room.
         self._reader = ThreadPoolExecutor(1, "inms-prefetch")
         self._reading: dict[Span, Future[None]] = {}
@@ -144,7 +152,8 @@ class Prefetch:
         """The module is as it was; nothing is read any more that was only asked for."""
         for hook in self._hooks:
             hook.remove()
-        self._reader.shutdown(cancel_futures=True)
+        if self._pid == os.getpid():
+            self._reader.shutdown(cancel_futures=True)
 
     def __enter__(self) -> Prefetch:
         return self
@@ -161,10 +170,12 @@ class Prefetch:
             self._let_go(self.spans[(number - (self.kept - self.degree)) % count])
 
     def _ask(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            if span not in self._reading or self._reading[span].done():
-                self.asked += span[1] - span[0]
-                self._reading[span] = self._reader.submit(self._read, span)
+        for span in spans if self._pid == os.getpid() else ():
+            reading = self._reading.get(span)
+            if reading is None or reading.done():
+                with suppress(RuntimeError):  # another thread has closed it meanwhile
+                    self._reading[span] = self._reader.submit(self._read, span)
+                    self.asked += span[1] - span[0]
 
     def _read(self, span: Span) -> None:
         where = (self.view.address + span[0], span[1] - span[0])
@@ -174,7 +185,7 @@ class Prefetch:
     def _let_go(self, spans: Sequence[Span]) -> None:
         for first, stop in spans:
             reading = self._reading.pop((first, stop), None)
-            if reading is not None and not reading.cancel():
+            if reading is not None and self._pid == os.getpid() and not reading.cancel():
                 reading.result()  # else it would come back after it was let go
             states = kernel.page_states("self", self.view.address + first, stop - first)
             if states is None:
@@ -201,7 +212,7 @@ def _layers(module: torch.nn.Module) -> tuple[str, torch.nn.ModuleList]:
     found = [
         (len(part), name, part)
         for name, part in module.named_modules()
-        if isinstance(part, torch.nn.ModuleList)
+        if isinstance(part, torch.nn.ModuleList) and len(part)
     ]
     if not found:
         raise BadInput(f"a {type(module).__name__} has no list of layers that follow one another")

@@ -6,20 +6,26 @@ A source gives a layout, fills bytes laid out so, and says how to make the modul
 from __future__ import annotations
 
 import copy
+import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from inms_lab.errors import BadInput, InmsError, ModelCorrupted
 from inms_lab.model import manifest
 from inms_lab.model.source import model_digest, resolve
 from inms_lab.parameters.layout import Layout
-from inms_lab.parameters.weights import layout_of
+from inms_lab.parameters.weights import bare, layout_of
 
 Make = Callable[[], torch.nn.Module]
+NO_CONTENT = ("transformers_version", "_name_or_path", "architectures", "dtype")  # of a config
 
 
 @dataclass(frozen=True)
@@ -47,23 +53,35 @@ def source_of(
     make: Make | None = None,
     dtype: torch.dtype | None = None,
 ) -> Source:
-    """The source that `what` means: see `SharedParameters`."""
+    """The source that `what` means: see `SharedParameters`.
+
+    The digest is of the weights and of what computes with them (`_about`), of a folder's module
+    unless `make` is given its `config.json`. Raises `BadInput` for what cannot be shared.
+    """
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise BadInput(f"dtype is one with fractions, such as torch.float16; not {dtype!r}")
+    if make is not None and not callable(make):
+        raise BadInput(f"make= is a function that gives a module, not {make!r}")
     if isinstance(what, torch.nn.Module):
-        tensors = dict(what.state_dict(keep_vars=True))
-        return _in_memory(type(what).__name__, tensors, make or _Skeleton(what), dtype)
+        tensors = _fit(what.state_dict(keep_vars=True))
+        _require_apart(tensors)
+        about = _about(bare(make) if make else what)
+        return _in_memory(type(what).__name__, tensors, make or _Skeleton(what), dtype, about)
+    about = _about(bare(make)) if make else ""
     if isinstance(what, Mapping):
-        wrong = [name for name, value in what.items() if not isinstance(value, torch.Tensor)]
-        if wrong or not what:
-            raise BadInput(f"tensors by name are wanted{f', {wrong[0]!r} is none' * bool(wrong)}")
-        return _in_memory("tensors", dict(what), make, dtype)
+        if not what:
+            raise BadInput("tensors by name are wanted, and there are none")
+        return _in_memory("tensors", _fit(what), make, dtype, about)
+    if not isinstance(what, str | os.PathLike):
+        raise BadInput(f"a name, a folder, a module or tensors by name are wanted, not {what!r}")
     path = Path(what)
     if path.suffix == ".safetensors" and path.is_file():
-        return _files(path.name, [path], make, dtype, _file_digest(path))
+        return _files(path.name, [path], make, dtype, _with(_file_digest(path), about))
     folder = resolve(what)
     manifest.check_weights(folder)
     files = sorted(folder.glob("*.safetensors"))
     whole = make or _FromConfig(str(folder))
-    found = _files(str(what), files, whole, dtype, model_digest(folder))
+    found = _files(str(what), files, whole, dtype, _with(model_digest(folder), about))
     return replace(found, folder=folder)
 
 
@@ -101,17 +119,79 @@ def _bare(tensor: torch.Tensor) -> torch.Tensor:
     return away
 
 
+def _fit(tensors: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
+    """The tensors alone. Raises `BadInput` if one cannot be shared."""
+    found = {}
+    for name, value in tensors.items():
+        if not isinstance(name, str):
+            raise BadInput(f"tensors by name are wanted: {name!r} is no name")
+        if why := _unfit(value):
+            raise BadInput(f"tensors by name are wanted: {name!r} cannot be shared, {why}")
+        found[name] = value.detach().resolve_conj().resolve_neg()
+    return found
+
+
+def _unfit(value: Any) -> str:
+    """Why it cannot be shared, or nothing."""
+    if not isinstance(value, torch.Tensor):
+        return f"it is {type(value).__name__}; a module's get_extra_state cannot be shared either"
+    if is_lazy(value):
+        return "it has no shape yet; run the module once before"
+    if value.layout != torch.strided or value.is_nested or value.is_quantized:
+        return "it is sparse, nested or quantized; make it dense and plain before"
+    return "it is on meta and has no values; give it some before" if value.is_meta else ""
+
+
+def _require_apart(tensors: Mapping[str, torch.Tensor]) -> None:
+    """No two share a part of their memory: each would get its own. Raises `BadInput`."""
+    before, stop = "", 0
+    spans = {(t.data_ptr(), t.shape, t.stride(), t.dtype): name for name, t in tensors.items()}
+    for (start, shape, strides, kind), name in sorted(spans.items(), key=lambda span: span[0][0]):
+        if 0 in shape:
+            continue
+        if start < stop:
+            raise BadInput(
+                f"{before} and {name} share memory and are not one tensor, which cannot be kept: "
+                "clone() one of them, or make them one Parameter"
+            )
+        steps = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        before, stop = name, start + (steps + 1) * kind.itemsize
+
+
+def _about(module: torch.nn.Module) -> str:
+    """What makes other results of the same weights: a language model's configuration, of other
+    modules what they print (settings that are not printed are not seen)."""
+    to_dict = getattr(getattr(module, "config", None), "to_dict", None)
+    told = repr(module)
+    if callable(to_dict):
+        kept = {key: value for key, value in to_dict().items() if key not in NO_CONTENT}
+        told = json.dumps(kept, sort_keys=True, default=str)
+    return type(module).__name__ + re.sub(r" at 0x[0-9a-f]+", "", told)
+
+
+def _with(digest: str, about: str) -> str:
+    """A digest of both, if there is anything to tell."""
+    if not about:
+        return digest
+    hashed = blake2b(f"{digest};{about}".encode(), digest_size=16, person=b"inms-weights")
+    return hashed.hexdigest()
+
+
 def _in_memory(
-    name: str, tensors: dict[str, torch.Tensor], make: Make | None, dtype: torch.dtype | None
+    name: str,
+    tensors: dict[str, torch.Tensor],
+    make: Make | None,
+    dtype: torch.dtype | None,
+    about: str,
 ) -> Source:
-    cast = {key: _cast(value.detach(), dtype) for key, value in tensors.items()}
+    cast = {key: _cast(value, dtype) for key, value in tensors.items()}
     hashed = blake2b(digest_size=16, person=b"inms-tensors")
     for key in sorted(cast):
         value = cast[key].contiguous().cpu()
         hashed.update(f";{key}:{value.dtype}:{tuple(value.shape)}=".encode())
         hashed.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    where = layout_of(tensors, dtype)
-    return Source(name, where, hashed.hexdigest(), lambda: iter(cast.items()), make)
+    digest = _with(hashed.hexdigest(), about)
+    return Source(name, layout_of(tensors, dtype), digest, lambda: iter(cast.items()), make)
 
 
 def _files(
