@@ -340,3 +340,32 @@ def test_what_an_agent_cannot_be_made_with_is_refused(
 def test_a_heartbeat_that_nobody_could_keep_is_refused(beat: Any) -> None:
     with pytest.raises(BadInput, match="heartbeat_interval"):
         SharedParameters(mlp(), heartbeat_interval=beat)
+
+
+# a union ---------------------------------------------------------------------------------------
+
+
+def test_a_union_has_all_changes_in_full(params: SharedParameters) -> None:
+    before = values(params.module())
+    names = ("0.weight", "2.weight", "4.bias")
+    branches = [params.branch(name) for name in names]
+    for branch in reversed(branches):
+        change(branch.module, branch.name)
+    params.merge([branches[2], branches[0], branches[1]], how="union")
+    now = values(params.module())
+    for name, value in before.items():
+        assert torch.equal(now[name], value + 1 if name in names else value)
+
+
+def test_a_union_of_changes_that_meet_is_refused_with_the_tensor(params: SharedParameters) -> None:
+    first, second = params.branch("first"), params.branch("second")
+    for branch in (first, second):
+        change(branch.module, "2.weight")
+    with pytest.raises(MergeRefused, match=r"two of them have changed 2\.weight"):
+        params.merge([first, second], how="union")
+    with pytest.raises(BadInput, match="average, union"):
+        params.merge([first, second], how="sum")
+    with pytest.raises(BadInput, match="without weights"):
+        params.merge([first], [1], how="union")
+    assert params.version.number == 0
+    assert params.merge([first], how="union").number == 1

@@ -16,3 +16,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'inms_lab.parameters' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -38,6 +38,11 @@ class End:
     def __reduce__(self) -> tuple[Any, ...]:
         return _here, (self.number, self._agent.name, self.way)
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"{self!r} has no {name} here: pass it to {self._agent.name}.run(...), where it is one"
+        )
+
     def close(self) -> None:
         """The agent lets its end go, when it has done what it was asked before."""
         with suppress(AgentClosed):

@@ -14,8 +14,10 @@ from inms_lab.parameters.agent import AgentProcess
 from inms_lab.parameters.averaging import average
 from inms_lab.parameters.branch import Branch
 from inms_lab.parameters.layout import Layout
-from inms_lab.parameters.versions import Delta, Version
+from inms_lab.parameters.region import PAGE
+from inms_lab.parameters.versions import Delta, Version, filled, in_parts
 
+WAYS = ("average", "union")
 Changed = Branch | AgentProcess | Delta
 
 
@@ -24,15 +26,40 @@ def merged(
     changed: Changed | Sequence[Changed],
     weights: Sequence[float] | None,
     layout: Layout,
+    how: str = "average",
 ) -> Delta:
-    """One delta of `base`: of what was changed alone, or the average of several.
+    """One delta of `base`: of what was changed alone, or several in one, as `how` says.
 
-    Raises `MergeRefused` for changes of another version, `BadInput`."""
+    Raises `MergeRefused` for changes of another version, or two of one page in a union;
+    `BadInput`."""
+    if how not in WAYS or (how == "union" and weights is not None):
+        raise BadInput(f"how is one of {', '.join(WAYS)}, a union without weights; not {how!r}")
     several = changed if isinstance(changed, Sequence) else [changed]
     deltas = [_delta(one, base) for one in several]
+    if how == "union":
+        return _union(base, deltas, layout)
     if len(deltas) == 1 and weights is None:
         return deltas[0]
     return average(base, deltas, layout, weights)
+
+
+def _union(base: Version, deltas: Sequence[Delta], layout: Layout) -> Delta:
+    """All changes in full. Raises `MergeRefused` if two have changed one page."""
+    if not deltas:
+        raise BadInput("nothing is to be merged: give at least one change")
+    pages = np.concatenate([one.pages for one in deltas])
+    order = np.argsort(pages, kind="stable")
+    pages = pages[order]
+    twice = np.flatnonzero(np.diff(pages) == 0)
+    if len(twice):
+        name = layout.name_at(int(pages[twice[0]]) * PAGE)
+        raise MergeRefused(
+            f"two of them have changed {name}: a union is of changes that do not meet; take the "
+            "average, or one after the other"
+        )
+    rows = np.concatenate([one.words() for one in deltas])
+    memory = filled(pages, (rows[order[part]] for part in in_parts(np.arange(len(pages)))))
+    return Delta(base.number, base.digest, pages, memory, sum(one.written for one in deltas))
 
 
 def _delta(changed: Changed, base: Version) -> Delta:
@@ -42,7 +69,8 @@ def _delta(changed: Changed, base: Version) -> Delta:
     if found.base != base.number:
         raise MergeRefused(
             f"it was changed from version {found.base}, and the newest is {base.number}: "
-            "branch anew from the newest and do the work again on it"
+            "branch anew from the newest (an agent: move(params.version, discard=True)) and do the "
+            "work again on it"
         )
     if found.of != base.digest:
         raise MergeRefused("it was changed from other weights than these: branch from these")

@@ -26,6 +26,10 @@ class PageMap:
     weights: Figures
     whole: Figures
 
+    def __repr__(self) -> str:
+        told = (f"{word} {self.count(n) / 2**20:.1f} MiB" for n, word in enumerate(kernel.WORDS))
+        return f"<pages of weights: {', '.join(told)}>"
+
     def count(self, state: int) -> int:
         """Bytes of pages in a state."""
         return 0 if self.states is None else int((self.states == state).sum()) * PAGE

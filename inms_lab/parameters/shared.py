@@ -38,8 +38,8 @@ MOST_THREADS = 1024  # of an agent
 class SharedParameters:
     """Weights in shared memory, which nobody can change, and whoever maps them.
 
-    `source`: a model's name or folder (as `Lab` takes them), a `.safetensors` file, a module, or
-    tensors by name; for the last two kinds and for a file `make` says how to build the module.
+    `source`: a model's name or folder (as `Lab` takes them), a module, a `.safetensors` file, or
+    tensors by name; for the last two kinds `make` says how to build the module.
     `dtype`: element type of all weights with fractions, if not their own. `settings`: see
     `Settings`; single ones as keywords.
 
@@ -79,7 +79,7 @@ class SharedParameters:
         reload.register(self)
 
     def __repr__(self) -> str:
-        size = f"{self.layout.weight_bytes / 2**20:.1f} MiB"
+        size = f"{self.num_bytes / 2**20:.1f} MiB"
         return f"<shared parameters {self.source.name}: {size}, version {self._version.number}>"
 
     # what there is ----------------------------------------------------------------------------
@@ -169,8 +169,11 @@ class SharedParameters:
         changed: Changed | Sequence[Changed],
         weights: Sequence[float] | None = None,
         validate: Callable[[torch.nn.Module], Any] | None = None,
+        how: str = "average",
     ) -> Version:
-        """A new version of what was changed, or of the weighted average of several changes.
+        """A new version of what was changed, or of several changes: of their weighted average, in
+        which what one alone has changed counts as its share; or, with `how="union"`, of all of them
+        in full, if no page was changed by two.
 
         `validate` gets a module on the *merged* weights before anybody else can have them: unless
         it gives True, or nothing, the version stays what it is. Nobody sees anything in between;
@@ -184,7 +187,7 @@ class SharedParameters:
             raise MergeRefused("another merge is going on: wait for its end, then branch anew")
         try:
             base = self._version
-            change = merged(base, changed, weights, self.layout)
+            change = merged(base, changed, weights, self.layout, how)
             version = after(base, change, self.num_bytes)
             if validate is not None:
                 view = version.view(self.num_bytes)

@@ -42,6 +42,9 @@ class Version:
     def __post_init__(self) -> None:
         object.__setattr__(self, "origin", self.origin or self.digest)
 
+    def __repr__(self) -> str:
+        return f"<version {self.number}, {len(self.pieces)} pieces, {self.digest[:8]}>"
+
     def view(self, num_bytes: int) -> View:
         """A private view of it."""
         view = View(num_bytes)

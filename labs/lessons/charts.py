@@ -129,8 +129,9 @@ class Bars:
 class Heat:
     """A table of numbers as colours, the larger the lighter; `names`: of its columns.
 
-    `across` is what a column is, `down` what a row is (they are numbered from nought), `unit` what
-    the numbers are. `marked`: columns with a frame around them.
+    `across` is what a column is, `down` what a row is (rows are numbered from nought, but those of
+    a table of the same on both sides have the columns' names), `unit` what the numbers are.
+    `marked`: columns with a frame around them.
     """
 
     rows: Sequence[Sequence[float]]
@@ -145,6 +146,12 @@ class Heat:
     def columns(self) -> list[str]:
         """The columns' names."""
         return list(self.names) or [str(i) for i in range(len(self.rows[0]))]
+
+    @property
+    def lines(self) -> list[str]:
+        """The rows' names."""
+        square = self.across == self.down and len(self.names) == len(self.rows)
+        return list(self.names) if square else [str(i) for i in range(len(self.rows))]
 
     def figure(self) -> Any:
         """As a plotly figure, to be changed as one likes."""
@@ -161,6 +168,9 @@ class Heat:
             look = {"line": {"color": COLOURS[1], "width": 3}, "fillcolor": "rgba(0,0,0,0)"}
             figure.add_shape(type="rect", opacity=1, **place, **look)
         figure.update_xaxes(title=self.across, type="category")
+        if self.across == self.down:
+            every = {"tickvals": [*range(len(rows))], "ticktext": self.lines}
+            figure.update_yaxes(**every)
         return figure.update_yaxes(title=self.down, autorange="reversed")
 
     def svg(self) -> str:
@@ -177,9 +187,10 @@ class Heat:
             parts += [box(i, j, 1, f'fill="{_colour(x / most)}"') for j, x in enumerate(row)]
         look = f'fill="none" stroke="{COLOURS[1]}" stroke-width="3"'
         parts += [box(0, column, len(self.rows), look) for column in self.marked]
-        step, end = max(1, len(self.rows) // 6), 32 + high * len(self.rows)
+        step = 1 if self.across == self.down else max(1, len(self.rows) // 6)
+        end = 32 + high * len(self.rows)
         for i in range(0, len(self.rows), step):
-            parts.append(_word(54, 32 + high * (i + 0.5) + 4, str(i), "end"))
+            parts.append(_word(54, 32 + high * (i + 0.5) + 4, self.lines[i], "end"))
         for j, name in enumerate(self.columns):
             parts.append(_word(60 + wide * (j + 0.5), end + 16, name, "middle"))
         parts.append(_word(290, end + 34, f"{self.down} (down), {self.across} (across)", "middle"))
@@ -191,7 +202,7 @@ class Heat:
 
     def __str__(self) -> str:
         most = max((x, -i, -j) for i, row in enumerate(self.rows) for j, x in enumerate(row))
-        where = f"{self.down} {-most[1]}, {self.across} {self.columns[-most[2]]}"
+        where = f"{self.down} {self.lines[-most[1]]}, {self.across} {self.columns[-most[2]]}"
         return f"{self.title}: 0 to {most[0]:.2g} {self.unit} (at {where})".replace("  ", " ")
 
     __repr__ = __str__

@@ -42,11 +42,11 @@ const render = ({ model, el: host }) => {
   const colours = () => { const css = getComputedStyle(root), c = name => css.getPropertyValue(`--${name}`).trim(); return { absent: c("line"), shared: c("global"), own: c("share"), frame: c("copy"), text: c("text"), dim: c("dim"), white: c("strong") }; };
   const holder = () => { const { holders } = get("now"); return holders.find(h => h.name === chosen) || holders[0]; };
 
-  function cell(pen, look, value, x, y, w, h, lit) { // what is shared lies low, what is one's own is as high as its cell
+  function cell(pen, look, value, x, y, w, h, lit) { // what is shared lies low, what is one's own hangs from the top, and fills the cell if it is all
     pen.globalAlpha = 1;
     pen.fillStyle = look.absent; pen.fillRect(x, y + h - 2, w, 2);
     if (value & 15) { pen.globalAlpha = 0.4 + 0.6 * (value & 15) / 15; pen.fillStyle = look.shared; pen.fillRect(x, y + h / 2, w, h / 2); }
-    if (value >> 4) { pen.globalAlpha = 0.45 + 0.55 * (value >> 4) / 15; pen.fillStyle = lit ? look.white : look.own; pen.fillRect(x, y, w, h); }
+    if (value >> 4) { pen.globalAlpha = 1; pen.fillStyle = lit ? look.white : look.own; pen.fillRect(x, y, w, (value >> 4) === 15 ? h : h * (0.25 + 0.3 * (value >> 4) / 15)); }
     pen.globalAlpha = 1;
   }
   const lit = (name, at) => !still && performance.now() - (glow.get(name)?.[at] || -GLOW) < GLOW;
