@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator
@@ -302,12 +303,13 @@ def test_a_name_that_a_dead_agent_had_leaves_no_thread(params: SharedParameters)
     def threads() -> int:
         return sum(thread.name == "inms-ada" for thread in threading.enumerate())
 
+    before = threads()  # of agents of other tests, whose ends are on their way
     for _ in range(3):
         ada = params.agent("ada")
         os.kill(ada.pid, 9)
         soon(lambda one=ada: not one.lives)
     params.agent("ada")
-    assert soon(lambda: threads() == 1)
+    assert soon(lambda: threads() <= before + 1)
 
 
 def test_memory_that_was_interrupted_in_the_making_is_given_back(
@@ -316,12 +318,13 @@ def test_memory_that_was_interrupted_in_the_making_is_given_back(
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
 
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(os, "posix_fallocate", interrupted)
     for _ in range(3):
         with pytest.raises(KeyboardInterrupt):
             Memory.create(PAGE)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(
