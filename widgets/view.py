@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import anywidget
 import traitlets
 
 from inms_lab import reload
@@ -26,6 +25,7 @@ from inms_lab.notebook.lab import Lab
 from . import esm
 from .frames import snapshot_at, snapshot_now
 from .picture import render_html
+from .pictured import Pictured
 from .publisher import Publisher
 from .snapshot import Snapshot
 from .words import check_language, strings, teller
@@ -35,7 +35,7 @@ MOST_SAID = 400  # characters of what a file says of itself
 MOST_PICTURED = 50_000  # events of a saved log up to which a picture is kept for other pages
 
 
-class View(anywidget.AnyWidget):
+class View(Pictured):
     """`View(lab)` or `View(log)` or `View("run.inmslog")`; `parts` as in `PARTS`, in that order."""
 
     _esm = traitlets.Unicode().tag(sync=True)
@@ -145,13 +145,6 @@ class View(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"<view of a log: {', '.join(self.parts)}>"
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget; a picture of this moment for pages without a kernel; a plain line."""
-        bundle = super()._repr_mimebundle_(**options)
-        data = dict(bundle[0] if isinstance(bundle, tuple) else bundle or {})
-        data |= self.fallback()
-        return (data, bundle[1]) if isinstance(bundle, tuple) else data
 
     def fallback(self) -> dict[str, str]:
         """What a page without a kernel shows: a script-free picture, a plain line."""

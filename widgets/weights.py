@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import anywidget
 import numpy as np
 import traitlets
 
@@ -27,6 +26,7 @@ from inms_lab.parameters.region import PAGE
 from inms_lab.parameters.shared import SharedParameters
 
 from . import esm
+from .pictured import Pictured
 from .weights_picture import picture
 from .words import check_language, strings
 
@@ -80,7 +80,7 @@ class Cells:
         return (high << 4 | low).tobytes(), np.stack(counts, 1).astype(np.uint32).tobytes()
 
 
-class WeightsMap(anywidget.AnyWidget):
+class WeightsMap(Pictured):
     """`WeightsMap(params)` as a cell's last line: live until the parameters are closed.
 
     `branches`: of this process, shown beside the agents. `lang`: "en" or "zh"; `projector`: large
@@ -184,13 +184,6 @@ class WeightsMap(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return f"<page map of the weights of {self.name}>"
-
-    def _repr_mimebundle_(self, **options: Any) -> Any:
-        """The widget; a picture of this moment for pages without a kernel; a plain line."""
-        bundle = super()._repr_mimebundle_(**options)
-        data = dict(bundle[0] if isinstance(bundle, tuple) else bundle or {})
-        data |= self.fallback()
-        return (data, bundle[1]) if isinstance(bundle, tuple) else data
 
     def fallback(self) -> dict[str, str]:
         """What a page without a kernel shows: a script-free picture, a plain line."""

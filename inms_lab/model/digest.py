@@ -13,13 +13,22 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from inms_lab.errors import ModelNotFound
 
 SIDECAR = ".inms-digest.json"
 _FORMAT = 1
+_NO_CONTENT = ("transformers_version", "_name_or_path", "architectures", "dtype")  # of a config
 _Stamp = tuple[int, int]  # (size in bytes, mtime in nanoseconds)
+
+
+def told(config: Mapping[str, Any]) -> str:
+    """What a configuration says of the computation, as JSON: without names, paths and versions."""
+    kept = {key: value for key, value in config.items() if key not in _NO_CONTENT}
+    return json.dumps(kept, sort_keys=True, default=str)
 
 
 def hash_file(path: Path) -> str:

@@ -30,14 +30,13 @@ from inms_lab.errors import (
 from inms_lab.kernels import build
 from inms_lab.model.admission import ADVICE, admit
 from inms_lab.model.chat import ChatFormat
-from inms_lab.model.digest import model_digest
+from inms_lab.model.digest import model_digest, told
 from inms_lab.model.progress import say
 from inms_lab.model.runner import Runner
 from inms_lab.model.source import DEFAULT_MODEL, resolve
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NOT_OURS = ("model type", "Unrecognized configuration class", "trust_remote_code")
-_UNSTABLE = ("transformers_version", "_name_or_path", "architectures", "dtype")
 
 _loaded: WeakValueDictionary[tuple[str, ...], Runner] = WeakValueDictionary()
 _latest: list[Runner] = []  # at most one
@@ -209,8 +208,7 @@ def _kind(dtype: torch.dtype | str | None) -> torch.dtype | str | None:
 def _memory_digest(model: PreTrainedModel) -> str:
     """32 hex digits that name the content of all tensors and the configuration."""
     digest = blake2b(digest_size=16, person=b"inms-memory")
-    config = {k: v for k, v in model.config.to_dict().items() if k not in _UNSTABLE}
-    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(told(model.config.to_dict()).encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         digest.update(f";{name}:{tensor.dtype}:{tuple(tensor.shape)}=".encode())
         raw = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

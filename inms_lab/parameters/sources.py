@@ -6,7 +6,6 @@ A source gives a layout, fills bytes laid out so, and says how to make the modul
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -20,12 +19,12 @@ from torch.nn.parameter import is_lazy
 
 from inms_lab.errors import BadInput, InmsError, ModelCorrupted
 from inms_lab.model import manifest
+from inms_lab.model.digest import told
 from inms_lab.model.source import model_digest, resolve
 from inms_lab.parameters.layout import Layout
 from inms_lab.parameters.weights import bare, layout_of
 
 Make = Callable[[], torch.nn.Module]
-NO_CONTENT = ("transformers_version", "_name_or_path", "architectures", "dtype")  # of a config
 
 
 @dataclass(frozen=True)
@@ -162,11 +161,8 @@ def _about(module: torch.nn.Module) -> str:
     """What makes other results of the same weights: a language model's configuration, of other
     modules what they print (settings that are not printed are not seen)."""
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
-    told = repr(module)
-    if callable(to_dict):
-        kept = {key: value for key, value in to_dict().items() if key not in NO_CONTENT}
-        told = json.dumps(kept, sort_keys=True, default=str)
-    return type(module).__name__ + re.sub(r" at 0x[0-9a-f]+", "", told)
+    about = told(to_dict()) if callable(to_dict) else repr(module)
+    return type(module).__name__ + re.sub(r" at 0x[0-9a-f]+", "", about)
 
 
 def _with(digest: str, about: str) -> str:
